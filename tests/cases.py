@@ -1,8 +1,10 @@
 """The algorithms as all suites meet them, a row each; a new one gets a row here and nothing else."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
+
+import pytest
 
 from jrl.algos.exploration import EpsilonGreedy, Gaussian
 
@@ -15,6 +17,16 @@ class Case(NamedTuple):
     small: Mapping[str, Any] = MappingProxyType({})  # what keeps its tests quick
     rollouts: int = 1  # times as many to learn a probe, of an algorithm of one gradient step each
     like: str | None = None  # another by whose code it sees, acts and counts: its own tests stand in the slow set
+
+
+def some_quick(values: Iterable[Any], *quick: Any) -> list[Any]:
+    """Values to parametrize a test by: those in `quick` run in `make test`, the others in `make test-all` alone."""
+    values = list(values)
+    assert all(x in values for x in quick), f"not among the values: {[x for x in quick if x not in values]}"
+    return [
+        pytest.param(*(x if isinstance(x, tuple) else (x,)), marks=[] if x in quick else [pytest.mark.slow])
+        for x in values
+    ]
 
 
 _RATE: dict[str, Any] = {"lr": ((0, 3e-4), (200, 1e-4))}

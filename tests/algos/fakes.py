@@ -311,10 +311,11 @@ def _others(init):
     return jax.jit(run), found
 
 
-def init_state(algo, seed=0):
-    """A State as `algo.init` makes it, but for its kernels, which numpy draws: most of what `init` compiles draws them.
+def made_up_state(algo, seed=0):
+    """A State that no run begins with: of `algo.init` but for its kernels, normal numbers that numpy draws.
 
-    Copies of parameters are copies. What begins with other parameters than normal ones has to call `algo.init`.
+    To draw them is most of what `init` compiles. Copies of parameters are copies. Tests of first weights and of
+    learning call `algo.init`.
     """
     run, found = _others(algo.init)
     rest = iter(run(jax.random.key(seed)))

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import some_quick
 from fakes import assert_close, differ
 
 from jrl.algos import a2c, actor_critic, ppo
@@ -21,13 +22,13 @@ CFG = a2c.Config(lr=3e-3, gamma=0.9, vf_coef=0.7, ent_coef=0.02, max_grad_norm=N
 def setting(cfg, action=None, network=fakes.NETWORK):
     env_spec = fakes.spec(action, num_envs=B)
     algo = a2c.make(cfg, env_spec, network)
-    state = fakes.perturbed(fakes.init_state(algo))
+    state = fakes.perturbed(fakes.made_up_state(algo))
     rollout = fakes.rollout(algo, env_spec, algo.actor(state), T=T)
     assert 8 < np.asarray(rollout.mask).sum() < T * B - 8
     return env_spec, algo, state, rollout
 
 
-@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("normalize", some_quick([False, True], False))
 def test_one_step_of_the_policy_gradient(normalize):
     """With lambda 1 a target is the return to the end, the time limit or the rollout's last row, and V from there."""
     cfg = dataclasses.replace(CFG, normalize_advantage=normalize)
@@ -66,6 +67,7 @@ OPTIONS = {"normalize_advantage": True, "normalize_obs": True, "gae_lambda": 0.8
 
 
 # nothing in the options reads the action
+@pytest.mark.slow
 @pytest.mark.parametrize(("action", "options"), [(Discrete(3), {}), (Box((2,)), OPTIONS)], ids=["discrete", "box"])
 def test_it_is_ppo_with_one_pass_in_one_minibatch(action, options):
     """Where the ratio is 1, the gradient of the clipped surrogate is the policy gradient."""
@@ -83,6 +85,7 @@ def test_it_is_ppo_with_one_pass_in_one_minibatch(action, options):
         assert_close(getattr(got, field.name), getattr(want, field.name), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_with_a_shared_torso_the_values_of_acting_are_used():
     network = NetworkConfig(hidden=(8, 8), shared=True)
     _, algo, state, rollout = setting(CFG, network=network)

@@ -1,5 +1,7 @@
 """Actor-critics with memory: what acting said, learning says again; sequences, chunks, devices."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -75,6 +77,7 @@ def test_first_minibatch_says_what_acting_said(core, options):
     assert float(aux.metrics["gap"]) > 1e-4
 
 
+@pytest.mark.slow
 def test_values_are_those_of_single_steps():
     network = NetworkConfig(hidden=(8,), core=CORES["gru"], max_seq_len=4)
     cfg = ppo.Config(normalize_obs=True)
@@ -82,14 +85,17 @@ def test_values_are_those_of_single_steps():
     agent = actor_critic.make_agent(cfg, world.spec, network, axis_name=None)
     algo = ppo.make(cfg, world.spec, network)
     state, rollout = collect(algo, world, 2)
-    value, starts = actor_critic.values(agent, state, rollout)
+    value, starts = jax.jit(functools.partial(actor_critic.values, agent))(state, rollout)
+    step = jax.jit(
+        lambda state, obs, memory: agent.net.step(state.params, agent.observer.see(state.obs_stats, obs), memory)
+    )
     memory, fresh = split_carry(rollout.carry)[0], agent.net.carry(ENVS)
-    obs = [*rollout.obs, rollout.last_obs]
+    obs = [*np.asarray(rollout.obs), rollout.last_obs]
     for t in range(STEPS + 1):
         if t % 4 == 0 and t < STEPS:
             for mine, theirs in zip(jax.tree.leaves(memory), jax.tree.leaves(starts), strict=True):
                 np.testing.assert_allclose(mine, theirs[t // 4], atol=1e-6)
-        _, expected, memory = agent.net.step(state.params, agent.observer.see(state.obs_stats, obs[t]), memory)
+        _, expected, memory = step(state, obs[t], memory)
         np.testing.assert_allclose(value[t], expected, atol=1e-5)
         if t < STEPS:
             memory = unroll.reset_where(~rollout.mask[t], fresh, memory)
@@ -103,8 +109,7 @@ def test_sequences_are_stretches_of_columns():
 def test_sequences_that_do_not_fit():
     algo = ppo.make(ppo.Config(), env().spec, NetworkConfig(hidden=(8,), core=CORES["gru"], max_seq_len=5))
     with pytest.raises(InputError, match=r"max_seq_len 5 does not divide rollouts of 16 steps: use 4, or .* 20"):
-        state, rollout = collect(algo, env(), 1)
-        algo.update(state, rollout, jax.random.key(0))
+        jax.eval_shape(lambda: algo.update(*collect(algo, env(), 1), jax.random.key(0)))
 
 
 def test_a_network_with_memory_wants_windows():
@@ -112,8 +117,9 @@ def test_a_network_with_memory_wants_windows():
     net = actor_critic.make_agent(
         ppo.Config(), world.spec, NetworkConfig(hidden=(8,), core=CORES["gru"]), axis_name=None
     ).net
-    params = jax.jit(net.init)(jax.random.key(0))
+    params = jax.eval_shape(net.init, jax.random.key(0))
     with pytest.raises(TypeError, match="Window"):
-        net.apply(params, jnp.zeros((3, 2)))
-    dist, value = net.apply(params, Window(jnp.zeros((3, 5, 2)), net.carry(3), jnp.zeros((3, 5), bool)))
+        jax.eval_shape(net.apply, params, np.zeros((3, 2), np.float32))
+    window = Window(np.zeros((3, 5, 2), np.float32), net.carry(3), np.zeros((3, 5), bool))
+    dist, value = jax.eval_shape(net.apply, params, window)
     assert dist.logits.shape == (3, 5, 2) and value.shape == (3, 5)

@@ -24,7 +24,7 @@ def setting(cfg, action=None, moved=0.0):
     """(algo, state, rollout): the rollout was made by parameters that are `moved` away from those that learn."""
     env_spec = fakes.spec(action, num_envs=B)
     algo = appo.make(cfg, env_spec, fakes.NETWORK)
-    state = fakes.perturbed(fakes.init_state(algo))
+    state = fakes.perturbed(fakes.made_up_state(algo))
     state = state.replace(target_params=jax.tree.map(jnp.copy, state.params))
     rollout = fakes.rollout(algo, env_spec, algo.actor(fakes.perturbed(state, moved)), T=T)
     assert 8 < np.asarray(rollout.mask).sum() < T * B - 8
@@ -35,6 +35,7 @@ def setting(cfg, action=None, moved=0.0):
 OPTIONS = {"kl_coef": 0.5, "kl_target": 0.01, "value_clip_eps": 0.02, "clip_eps": 0.05}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("action", "options"), [(Discrete(3), OPTIONS), (Box((2,)), {})], ids=["discrete", "box"])
 def test_of_the_targets_own_rollouts_it_is_ppo(action, options):
     """Two updates, the second rollout by the policy that the first update made."""
@@ -112,6 +113,7 @@ def test_the_ratio_and_the_advantages_of_the_paper():
     np.testing.assert_allclose(aux.metrics["policy/rho"], np.minimum((reference / acting)[mask], 1.2).mean(), rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("every", "tau"), [(1, 1.0), (3, 1.0), (2, 0.25)])
 def test_the_target_moves_every_so_many_updates(every, tau):
     algo, state, rollout = setting(appo.Config(**COMMON, target_update_every=every, tau=tau))
@@ -126,6 +128,7 @@ def test_the_target_moves_every_so_many_updates(every, tau):
         assert int(state.updates) == i
 
 
+@pytest.mark.slow
 def test_a_rollout_is_counted_once_however_often_it_is_learned_from():
     options = {"circular_buffer_num_batches": 3, "circular_buffer_iterations_per_batch": 4}
     cfg = appo.Config(**COMMON, **options, normalize_obs=True, normalize_reward=True)

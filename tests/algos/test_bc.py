@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_sac_memory
+from cases import some_quick
 from fakes import assert_close, assert_same, differ
 from sac_reference import forward
 
@@ -28,7 +29,7 @@ def setting(cfg, action=Discrete(3), observation=fakes.VECTOR, network=fakes.NET
     """(algo, a state away from its start, a Batch with void rows)"""
     spec = EnvSpec(observation, action, 8)
     algo = bc.make(cfg, spec, network)
-    state = fakes.perturbed(fakes.init_state(algo))
+    state = fakes.perturbed(fakes.made_up_state(algo))
     return algo, state, fakes.batch(algo, spec, algo.actor(state))
 
 
@@ -51,7 +52,7 @@ def log_prob_and_entropy(params, x, action, allowed=None):
     return jnp.log(density).sum(-1), jnp.full(len(x), entropy), out
 
 
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("masked", some_quick([False, True], True))
 def test_one_update_of_choices_is_that_of_the_equation(masked):
     algo, state, batch = setting(BASE, observation=MASKED if masked else fakes.VECTOR)
     x, allowed = batch.obs, None
@@ -109,6 +110,7 @@ def test_agreement_is_of_all_choices_and_of_the_mean_over_the_elements_of_boxes(
     assert_close(found, {"policy/accuracy": 3 / 4, "policy/mse": 2 * (9 / 3) / 4})
 
 
+@pytest.mark.slow
 def test_it_comes_to_the_frequencies_of_the_data():
     """Of two observations, by weight: 3/4 and 1/5 of action 1."""
     algo = bc.make(bc.Config(lr=3e-2), EnvSpec(Box((1,)), Discrete(2), 1), fakes.NETWORK)
@@ -117,7 +119,7 @@ def test_it_comes_to_the_frequencies_of_the_data():
     nothing = jnp.zeros(9)
     batch = fakes.Batch(obs, action, nothing, nothing, obs, jnp.ones(9), jnp.arange(9))
     step = lambda state, key: (algo.update(state, batch, key)[0], None)
-    state = jax.jit(lambda s: jax.lax.scan(step, s, jax.random.split(KEY, 600))[0])(fakes.init_state(algo))
+    state = jax.jit(lambda s: jax.lax.scan(step, s, jax.random.split(KEY, 600))[0])(jax.jit(algo.init)(KEY))
     logits = jax.jit(algo.outputs)(state, jnp.array([[-1.0], [1.0]]))["distribution"].logits
     np.testing.assert_allclose(jax.nn.softmax(logits)[:, 1], [3 / 4, 1 / 5], atol=0.01)
 
@@ -145,7 +147,10 @@ def test_nothing_would_hold_an_entropy_bonus_beside_mse():
 # ---------------------------------------------------------------- its network and its memory
 
 
-@pytest.mark.parametrize("network", [NetworkConfig(), NetworkConfig(state_dependent_std=True), test_sac_memory.NETWORK])
+STD = NetworkConfig(hidden=(8,), state_dependent_std=True)
+
+
+@pytest.mark.parametrize("network", some_quick([NetworkConfig(hidden=(8,)), STD, test_sac_memory.NETWORK], STD))
 def test_its_parameters_are_those_of_the_policy_of_ppo(network):
     """The same names and numbers, and the same distribution."""
     spec = EnvSpec(fakes.VECTOR, BOX, 1)
@@ -163,10 +168,11 @@ def with_memory(module, **options):
     """(algo, state, SequenceBatch) of a task with action masks."""
     spec = test_sac_memory.MASKED
     algo = module.make(module.Config(lr=0.1, adam_eps=1.0, **options), spec, test_sac_memory.NETWORK)
-    state = fakes.perturbed(fakes.init_state(algo))
+    state = fakes.perturbed(fakes.made_up_state(algo))
     return algo, state, fakes.drawn(algo, spec, algo.actor(state))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [bc, marwil], ids=["bc", "marwil"])
 def test_its_memory_begins_as_that_of_an_episode(module):
     """Whatever the memory before a sequence is said to be; and it runs over the burn-in."""
@@ -180,6 +186,7 @@ def test_its_memory_begins_as_that_of_an_episode(module):
     assert differ(after, update(state, data.replace(window=data.window.replace(obs=warming)), KEY)[0])
 
 
+@pytest.mark.slow
 def test_learning_reads_what_acting_would_have_read():
     """One step after the other from an episode's start, over the burn-in and the ends of episodes."""
     algo, state, data = with_memory(bc)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import some_quick
 from fakes import assert_close, assert_same, differ
 from jax.sharding import PartitionSpec as P
 
@@ -40,7 +41,7 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", some_quick(NETWORKS, "no layers"))
 def test_many_actions_are_valued_as_one_after_the_other(network):
     critic = build_critics(SPEC, NETWORKS[network], 2)
     obs, actions, weights = normal(0, 5, 4), normal(1, 5, 3, 2), normal(2, 2, 5, 3)
@@ -58,6 +59,7 @@ def test_many_actions_are_valued_as_one_after_the_other(network):
     assert_close(*found)
 
 
+@pytest.mark.slow
 def test_many_actions_with_memory_and_a_dictionary():
     space = Dict((("a", Box((3,))), ("b", Box((2,)))))
     critic = build_critics(EnvSpec(space, BOX, 4), NetworkConfig(hidden=(6,), core=hyper.Gru(size=5)), 2)
@@ -88,13 +90,13 @@ def test_masked_actions_do_not_count():
     np.testing.assert_allclose(slope.sum(-1), 1.0, rtol=1e-6)
 
 
-@pytest.mark.parametrize("module", [dqn, iqn, sac])
+@pytest.mark.parametrize("module", some_quick([dqn, iqn, sac], dqn))
 def test_no_gradient_reaches_the_values_of_masked_actions(module):
     """Only the first action is ever allowed: then there is nothing to bring down, and nothing moves but by the data."""
     space = Dict((("obs", Box((3,))), ("action_mask", Box((3,), "int8", 0, 1))))
     spec = EnvSpec(space, Discrete(3), 8)
     algo = module.make(module.Config(conservative=True, cql_weight=50.0, lr=0.1), spec, NETWORK)
-    state, rows = fakes.perturbed(fakes.init_state(algo)), 16
+    state, rows = fakes.perturbed(fakes.made_up_state(algo)), 16
     see = lambda seed: {
         "obs": normal(seed, rows, 3),
         "action_mask": jnp.tile(jnp.array([[1, 0, 0]], jnp.int8), (rows, 1)),
@@ -114,7 +116,7 @@ def test_no_gradient_reaches_the_values_of_masked_actions(module):
 def test_samples_are_constants_and_their_densities_right():
     """The mean over samples of 1 / density is the volume of the Box, whichever distribution they are of."""
     algo = sac.make(sac.Config(**CQL), SPEC, NETWORK)
-    state = fakes.init_state(algo)
+    state = fakes.made_up_state(algo)
     batch = fakes.batch(algo, SPEC, algo.actor(state), N=64)
     agent = algo.init.args[1]
     cfg = sac.Config(conservative=True, cql_actions=1000)
@@ -143,11 +145,12 @@ ALL = sac.Config(
 def whole():
     """(state, batch, what one device makes of them at once)"""
     algo = sac.make(ALL, SPEC, NETWORK)
-    state = fakes.perturbed(fakes.init_state(algo))
+    state = fakes.perturbed(fakes.made_up_state(algo))
     batch = fakes.batch(algo, SPEC, algo.actor(state), N=32)
     return state, batch, jax.jit(algo.update)(state, batch, KEY)
 
 
+@pytest.mark.slow
 def test_chunks_of_rows_change_nothing(monkeypatch):
     state, batch, want = whole()
     monkeypatch.setattr(conservative, "_CHUNK", 9 * 4 * 8)  # four rows at once
@@ -164,7 +167,7 @@ def test_chunks_of_rows_change_nothing(monkeypatch):
 def test_the_weight_grows_until_the_gap_is_small_and_is_bounded():
     of = lambda goal: sac.make(sac.Config(**CQL, cql_target_gap=goal, cql_weight=2.0), SPEC, NETWORK)
     algo = of(1.0)
-    state = fakes.init_state(algo)
+    state = fakes.made_up_state(algo)
     assert_close(state.params["log_cql_weight"], np.log(np.float32(2.0)))
     batch = fakes.batch(algo, SPEC, algo.actor(state))
     update = jax.jit(lambda goal, state: of(goal).update(state, batch, KEY)[0].params["log_cql_weight"])
@@ -174,12 +177,13 @@ def test_the_weight_grows_until_the_gap_is_small_and_is_bounded():
     assert float(update(-50.0, most)) <= np.log(1e6) + 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", [BOX, Discrete(3)], ids=str)
 def test_the_first_updates_imitate(action):
     """In them nothing that the critics say reaches the policy; after them it does."""
     spec = fakes.spec(action)
     algo = sac.make(sac.Config(conservative=True, cql_actions=2, bc_updates=2), spec, NETWORK)
-    state = fakes.perturbed(fakes.init_state(algo))
+    state = fakes.perturbed(fakes.made_up_state(algo))
     batch = fakes.batch(algo, spec, algo.actor(state))
     other = state.replace(params={**state.params, "critic": jax.tree.map(lambda x: -x, state.params["critic"])})
     update = jax.jit(algo.update)
@@ -196,16 +200,17 @@ def sequences():
     """What replay draws of two rollouts of a Box's actions, on the host."""
     spec = EnvSpec(Box((3,)), BOX, fakes.COLUMNS)
     algo = sac.make(sac.Config(), spec, MEMORY)
-    return jax.device_get(fakes.drawn(algo, spec, algo.actor(fakes.perturbed(fakes.init_state(algo)))))
+    return jax.device_get(fakes.drawn(algo, spec, algo.actor(fakes.perturbed(fakes.made_up_state(algo)))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", [BOX, Discrete(3)], ids=str)
 def test_memory_learns_and_void_rows_change_nothing(action):
     """Sequences: the gap is over all of their rows that count, with the memory before each."""
     spec = EnvSpec(Box((3,)), action, fakes.COLUMNS)
     options = {"cql_target_gap": 0.5, **({"cql_max_q_backup": True} if action is BOX else {})}
     algo = sac.make(sac.Config(conservative=True, cql_actions=2, **options), spec, MEMORY)
-    state = fakes.perturbed(fakes.init_state(algo))
+    state = fakes.perturbed(fakes.made_up_state(algo))
     batch = sequences()
     if action is not BOX:
         taken = np.random.default_rng(0).integers(0, 3, batch.action.shape[:-1])
@@ -218,6 +223,7 @@ def test_memory_learns_and_void_rows_change_nothing(action):
     assert differ(after.params["critic"], state.params["critic"])
 
 
+@pytest.mark.slow
 def test_two_devices_learn_what_one_does():
     state, batch, (one, aux) = whole()
     mesh = parallel.make_mesh(2)
@@ -232,6 +238,7 @@ def test_two_devices_learn_what_one_does():
 # ---------------------------------------------------------------- what it is for
 
 
+@pytest.mark.slow
 def test_values_are_lower_where_there_are_no_data():
     """A bandit whose data have actions in [-1, 0] alone, of reward a: a critic goes on upwards, CQL's does not."""
     spec = EnvSpec(Box((1,)), Box((1,), low=-1.0, high=1.0), 1)
@@ -252,11 +259,12 @@ def test_values_are_lower_where_there_are_no_data():
         state = jax.lax.scan(learn, state, jax.random.split(KEY, 200))[0]
         return build_critics(spec, network, 2).apply(state.params["critic"], jnp.zeros((2, 1)), tried).min(0)
 
-    plain, low = np.asarray(values(np.float32([0, 1]), fakes.init_state(make(0.0))))  # of no weight: SAC alone
+    plain, low = np.asarray(values(np.float32([0, 1]), fakes.made_up_state(make(0.0))))  # of no weight: SAC alone
     assert plain[1] > plain[0] + 0.5
     assert low[1] < low[0] and low[1] < plain[1] - 0.5
 
 
+@pytest.mark.slow
 def test_discrete_values_are_lower_where_there_are_no_data():
     """Action 2 was never tried; without CQL its value stays where it began."""
     spec, rows = fakes.spec(Discrete(3), Box((1,))), 32
@@ -264,7 +272,7 @@ def test_discrete_values_are_lower_where_there_are_no_data():
     batch = Batch(zeros, jnp.arange(rows) % 2, reward, jnp.zeros(rows), zeros, jnp.ones(rows), jnp.arange(rows))
     for head in ("expected", "c51", "qr"):
         algo = dqn.make(dqn.Config(lr=1e-2, head=head, conservative=True, cql_weight=0.3), spec, NETWORK)
-        state, update = fakes.init_state(algo), jax.jit(algo.update)
+        state, update = fakes.made_up_state(algo), jax.jit(algo.update)
         for _ in range(150):
             state, _ = update(state, batch, KEY)
         q = np.asarray(jax.jit(algo.outputs)(state, jnp.zeros((1, 1)))["q"])[0]

@@ -1,4 +1,8 @@
-"""What holds for every registered algorithm: pure, arrays only, the same anywhere, blind to masked rows."""
+"""What holds for every registered algorithm, as one table: an algorithm in a setting is made once for all properties.
+
+Settings: the defaults, every option on, each space of actions and observations, masks, dictionaries with what the
+critic alone reads, memory. Properties: pure, arrays only, the same anywhere, blind to void rows, finite, continued.
+"""
 
 import dataclasses
 import functools
@@ -10,17 +14,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import CASES
+from cases import CASES, some_quick
 from fakes import assert_close, assert_same, differ
 from jax.sharding import PartitionSpec as P
 
 from jrl import algos, config
+from jrl.algos.exploration import EpsilonGreedy
+from jrl.fields import hyper
 from jrl.fields.data import Fresh, learns_from
 from jrl.learn import parallel
+from jrl.networks import NetworkConfig
 from jrl.ops import minibatch
 from jrl.run.store import checkpoint
 from jrl.run.store.writer import Checkpointer
-from jrl.types import Box, Rollout, UpdateAux
+from jrl.types import (
+    NEXT_ACTION,
+    Batch,
+    Box,
+    Dict,
+    Discrete,
+    EnvSpec,
+    MultiBinary,
+    MultiDiscrete,
+    Rollout,
+    SequenceBatch,
+    UpdateAux,
+)
 
 NAMES = algos.names()
 KEY = jax.random.key(11)
@@ -35,25 +54,35 @@ def stack(trees):
     return jax.tree.map(lambda *x: np.stack(x), *jax.device_get(list(trees)))
 
 
-class Made:
-    """One algorithm with its options, its jitted functions and what it learns from."""
+# ---------------------------------------------------------------- settings
 
-    def __init__(self, name, **overrides):
-        self.name, self.overrides = name, overrides
-        self.spec = fakes.spec(name=name)
-        self.algo = fakes.make(name, self.spec, NETWORK, **overrides)
+
+class Made:
+    """One algorithm in one setting, its jitted functions, a state away from its start and what it learns from."""
+
+    def __init__(self, name, env_spec=None, network=NETWORK, **overrides):
+        self.name, self.network, self.overrides = name, network, overrides
+        self.spec = env_spec or fakes.spec(name=name)
+        self.algo = fakes.make(name, self.spec, network, **overrides)
         self.cfg = fakes.config(name, **overrides)
         self.init, self.updated = jax.jit(self.algo.init), jax.jit(self.of)
         self.act = jax.jit(self.algo.act, static_argnames="explore")
-        self.state = fakes.perturbed(fakes.init_state(self.algo))
+        self.state = fakes.perturbed(fakes.made_up_state(self.algo))
         self.actor = self.algo.actor(self.state)
         self.data = self.batches(1)[0]
-        self.obs = self.data.obs[0] if self.algo.on_policy else self.data.obs  # [B, *]
-        self.carry = self.algo.carry(jax.tree.leaves(self.obs)[0].shape[0])
+
+    @functools.cached_property
+    def obs(self):
+        """[B, *]"""
+        return jax.tree.map(lambda x: x[0], self.data.obs) if self.algo.on_policy else self.data.obs
+
+    @functools.cached_property
+    def carry(self):
+        return self.algo.carry(len(jax.tree.leaves(self.obs)[0]))
 
     def of(self, cfg, state, data, key):
         """What comes of new data, with the floats of `cfg`."""
-        return fakes.learn(algos.get(self.name).make(cfg, self.spec, NETWORK))(state, data, key)
+        return fakes.learn(algos.get(self.name).make(cfg, self.spec, self.network))(state, data, key)
 
     def update(self, state, data, key):
         """The algorithm's own, with floats that are traced: one program for all of their values."""
@@ -68,38 +97,131 @@ class Made:
         return [fakes.data(self.algo, self.spec, self.actor, seed=seed) for seed in range(count)]
 
 
+class Remembers(Made):
+    """With memory, or a mask of actions: data of steps in a row."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.state = self.state.replace(updates=jnp.uint32(1))  # an odd number: the next is one of the policy, too
+
+    def batches(self, count):
+        burn_in = 0 if fakes.plays_for_a_return(self.name) else 2
+        data = fakes.drawn(self.algo, self.spec, self.actor, burn_in=burn_in)
+        return [data.replace(weight=data.weight.at[:3].set(0.0)) if isinstance(data, Batch) else data] * count
+
+
 # of floats that are null by default and in LOADED, so that there is something to trace
 FLOATS = {"max_leaf_norm": 0.7, "max_grad_value": 0.02, "max_grad_norm": 0.5, "actor_lr": 1e-3, "ent_coef_lr": 2e-3}
 FLOATS |= {"target_entropy": 0.5, "target_kl": 0.5, "kl_target": 0.01, "kl_coef": 0.2, "value_clip_eps": 0.2}
 FLOATS |= {"bc_alpha": 2.5, "value_lr": 1e-3, "top_fraction": 0.5}
 
+BOX = Box((2,), low=-1.0, high=1.0)
+SQUARE = Box((2, 2), low=-1.0, high=1.0)
+ACTIONS = [Discrete(3), MultiDiscrete((3, 2)), SQUARE, fakes.BOX]
+IMAGE = Box((9, 9, 2), "uint8", 0, 255)
+# vectors are those of all other tests
+OBSERVATIONS = [Box((4, 2)), Box((6,), "uint8", 0, 255), Discrete(5), MultiDiscrete((3, 2))]
+NESTED = Dict((("motion", Box((3,))), ("at", Box((2,)))))
+MASKED = Dict((("action_mask", MultiBinary((3,))), ("x", Box((3,)))))
+PRIVILEGED = Dict((("x", Box((3,))), ("state", Box((2,)))))  # the critic alone reads the state
+CORES = {"gru": hyper.Gru(size=6), "lstm": hyper.Lstm(size=6)}
+# what may go wrong with memory and one of them alone
+OPTIONS = {
+    "dqn": (
+        {"noisy": True, "dueling": True, "head": "c51", "double": True},
+        {"munchausen": True, "head": "qr"},
+        {"value_rescaling": True, "normalize_obs": True, "normalize_reward": True},
+    ),
+    "sac": ({"policy_every": 2, "max_grad_norm": 1.0, "normalize_obs": True}, {"num_critics": 3, "target_critics": 2}),
+    "td3": ({"policy_every": 1, "actor_bc": 0.5, "critic_bc": 0.2},),
+    "marwil": ({"normalize_obs": True, "normalize_reward": True}, {"weight": "softmax"}, {"weight": "binary"}),
+}
+
+
+def masks_actions(name):
+    return fakes.acts_in(name, Discrete) or fakes.in_teams(name)
+
+
+def spec(name, observation, num_envs=fakes.COLUMNS):
+    if fakes.in_teams(name):
+        return fakes.spec(observation=observation, num_envs=num_envs, name=name)
+    action = Discrete(3) if fakes.acts_in(name, Discrete) else BOX
+    return EnvSpec(fakes.observes(name, observation), action, num_envs)
+
+
+def memory(name, core, observation):
+    """A network with memory; the state of an observation is the critic's alone, where there is one."""
+    apart = observation is PRIVILEGED and algos.get_config_class(name).has_critic
+    more = {"value_inputs": ("state",)} if apart else {}
+    return NetworkConfig(hidden=(8,), core=CORES[core], max_seq_len=4, **more)
+
 
 @functools.cache
-def made(name, loaded):
-    if not loaded:
+def made(name, setting):
+    """`setting`: a word; one with memory and which of OPTIONS; or a pair of spaces (action, observation)."""
+    if setting == "default":
         return Made(name)
-    cfg = fakes.config(name, **CASES[name].loaded)
-    return Made(name, **{n: x for n, x in FLOATS.items() if getattr(cfg, n, 0) is None}, **CASES[name].loaded)
+    if setting == "loaded":
+        cfg = fakes.config(name, **CASES[name].loaded)
+        return Made(name, **{n: x for n, x in FLOATS.items() if getattr(cfg, n, 0) is None}, **CASES[name].loaded)
+    if setting == "masked":
+        return Remembers(name, spec(name, MASKED), NetworkConfig(hidden=(8,)))
+    kind, which = setting
+    if kind in MEMORIES:
+        core, observation = MEMORIES[kind]
+        options = OPTIONS.get(name, ({},))[which]
+        return Remembers(name, spec(name, observation), memory(name, core, observation), **options)
+    network = NetworkConfig(hidden=(8,)) if len(which.shape) < 3 else NetworkConfig(torso="impala")
+    options = {"normalize_obs": True} if hasattr(fakes.config(name), "normalize_obs") else {}
+    return Made(name, fakes.spec(kind, which, name=name), network, **options)
 
 
-slow = lambda name, rare: pytest.param(name, marks=[pytest.mark.slow] if rare else [])
-OTHERS = tuple(name for name in NAMES if CASES[name].like)
-each = pytest.mark.parametrize("name", [slow(n, n in OTHERS) for n in NAMES])
-# with every option on; with the defaults one of each kind, the others in the slow set
-each_variant = pytest.mark.parametrize(
-    ("name", "loaded"),
-    [
-        pytest.param(n, loaded, marks=[] if (loaded and n not in OTHERS) or n in ("ppo", "dqn") else [pytest.mark.slow])
-        for n in NAMES
-        for loaded in (False, True)
-    ],
-    ids=[f"{n}-{option}" for n in NAMES for option in ("default", "loaded")],
-)
+MEMORIES = {"gru, privileged": ("gru", PRIVILEGED), "lstm, masked": ("lstm", MASKED)}
+REMEMBERED = [
+    (name, (kind, which))
+    for name in NAMES
+    for kind, (_, observation) in MEMORIES.items()
+    if observation is not MASKED or masks_actions(name)
+    for which in range(len(OPTIONS.get(name, ({},))))
+]
+IN_MASKS = [(name, "masked") for name in NAMES if masks_actions(name)]
+
+
+def seen(name, action):
+    """The observations of this action in all tests: other ones for each action and algorithm."""
+    return OBSERVATIONS[(ACTIONS.index(action) + NAMES.index(name)) % len(OBSERVATIONS)]
+
+
+SPACES = [
+    (name, (action, seen(name, action)))
+    for name in NAMES
+    for action in ACTIONS
+    if fakes.acts_in(name, type(action)) and not (action is fakes.BOX and CASES[name].like)
+]
+SEEN = [  # each other observation, with one action
+    (name, (fakes.spec(name=name).action, observation))
+    for name in NAMES
+    if CASES[name].like != "ppo"
+    for observation in (*OBSERVATIONS, IMAGE)
+    if not any(of == name and observed == observation for of, (_, observed) in SPACES)
+]
+QUICK = [
+    (name, (action, seen(name, action))) for name, action in (("ppo", SQUARE), ("dqn", ACTIONS[0]), ("sac", SQUARE))
+]
+
+# in `make test` one of each kind, with every option on
+each = pytest.mark.parametrize("name", some_quick(NAMES, *(n for n in NAMES if not CASES[n].like)))
+OPTIONED = [(name, options) for name in NAMES for options in ("default", "loaded")]
+LOADED = [(name, "loaded") for name in NAMES if not CASES[name].like]
+each_variant = pytest.mark.parametrize(("name", "setting"), some_quick(OPTIONED, *LOADED))
+
+
+# ---------------------------------------------------------------- properties
 
 
 @each_variant
-def test_state_and_actor_hold_arrays_only(name, loaded):
-    m = made(name, loaded)
+def test_state_and_actor_hold_arrays_only(name, setting):
+    m = made(name, setting)
     found = []
 
     def began():  # not computed: what is told of each leaf here is what would hold of it
@@ -123,8 +245,8 @@ def test_state_and_actor_hold_arrays_only(name, loaded):
 
 
 @each_variant
-def test_the_same_key_gives_the_same(name, loaded):
-    m = made(name, loaded)
+def test_the_same_key_gives_the_same(name, setting):
+    m = made(name, setting)
     assert_same(m.init(KEY), m.init(KEY))
     first, again = (m.update(m.state, m.data, KEY) for _ in range(2))
     assert_same(first, again)
@@ -133,7 +255,7 @@ def test_the_same_key_gives_the_same(name, loaded):
 
 @each
 def test_another_key_gives_another(name):
-    m = made(name, True)  # DQN's gradient step reads its key for noisy layers only
+    m = made(name, "loaded")  # DQN's gradient step reads its key for noisy layers only
     other = jax.random.key(12)
     assert differ(m.init(KEY), m.init(other))
     if name not in ("a2c", "vdn", "iql", "bc", "marwil", "dt"):  # whose one step on all that there is draws nothing
@@ -143,8 +265,8 @@ def test_another_key_gives_another(name):
 
 
 @each_variant
-def test_metrics_are_finite_scalars(name, loaded):
-    m = made(name, loaded)
+def test_metrics_are_finite_scalars(name, setting):
+    m = made(name, setting)
     _, aux = m.update(m.state, m.data, KEY)
     assert aux.metrics
     for key, value in aux.metrics.items():
@@ -152,9 +274,10 @@ def test_metrics_are_finite_scalars(name, loaded):
         assert np.isfinite(value), key
 
 
-@each
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
 def test_vmap_over_seeds(name):
-    m = made(name, True)
+    m = made(name, "loaded")
     keys = jax.random.split(KEY, 3)
     states = jax.device_get(jax.jit(jax.vmap(m.algo.init))(keys))
     batches = m.batches(3)
@@ -199,10 +322,10 @@ def each_float(cfg):
     return [cfg, *changed]
 
 
-@each
+@pytest.mark.parametrize("name", some_quick(NAMES, "marwil"))  # two large programs of each
 def test_vmap_over_any_float_is_a_loop_over_it(name):
     """No Python branch reads a float of the Config: traced or not, one by one or in a batch, they mean the same."""
-    m = made(name, True)
+    m = made(name, "loaded")
     cfgs = each_float(fakes.config(name, **m.overrides))
     hints = typing.get_type_hints(type(cfgs[0]))
     assert not [n for n, hint in hints.items() if getattr(cfgs[0], n) is None and "float" in str(hint)]
@@ -238,17 +361,10 @@ def updates(learn):
     return run
 
 
-@pytest.mark.parametrize(
-    ("name", "loaded"),
-    [
-        pytest.param(n, loaded, marks=[] if loaded and n in ("ppo", "dqn") else [pytest.mark.slow])
-        for n in NAMES
-        for loaded in (False, True)
-    ],
-)
-def test_any_number_of_devices_learns_the_same(name, loaded):
+@pytest.mark.parametrize(("name", "setting"), some_quick(OPTIONED, ("dqn", "default")))
+def test_any_number_of_devices_learns_the_same(name, setting):
     """The same global batches on one device and on several, and by a researcher's own jax.pmap."""
-    m = made(name, loaded)
+    m, loaded = made(name, setting), setting == "loaded"
     run = updates(fakes.learn(fakes.make(name, m.spec, NETWORK, axis_name=parallel.AXIS, **m.overrides)))
     batches = m.batches(4)
     data = jax.tree.map(lambda *x: np.stack(UPDATES // 4 * x), *batches)
@@ -291,48 +407,77 @@ def test_any_number_of_devices_learns_the_same(name, loaded):
     assert_close(fakes.part(aux.metrics, 0), parallel.first_copy(found[4][1].metrics))
 
 
-@each_variant
-def test_void_rows_change_nothing(name, loaded):
-    m = made(name, loaded)
-    void = ~np.asarray(m.data.mask) if m.algo.on_policy else np.asarray(m.data.weight) == 0
-    assert void.sum() >= 8
-
-    def spoil(x, values):
-        x = np.array(x)
-        x[void] = values.astype(x.dtype)[void]
-        return x
-
-    before, aux = m.update(m.state, m.data, KEY)
-    for seed, scale in ((0, 1.0), (1, 1e30), (2, np.inf), (3, np.nan)):
-        rng = np.random.default_rng(seed)
-        noise = scale * rng.normal(size=(3, *void.shape))
-        action = noise[2] if isinstance(m.spec.action, Box) else rng.integers(0, 3, void.shape)
-        action = np.broadcast_to(
-            np.expand_dims(action, tuple(range(void.ndim, m.data.action.ndim))), m.data.action.shape
+def spoiled(data, scale):
+    """(which rows are void, the same with other contents of these, whatever they may be)"""
+    data, rng = jax.device_get(data), np.random.default_rng(int(min(scale, 2)) if scale == scale else 3)
+    void = ~data.mask if isinstance(data, Rollout) else data.weight == 0
+    fill = lambda x, values: np.where(void.reshape(*void.shape, *[1] * (x.ndim - void.ndim)), values, x)
+    other = lambda x: fill(x, (scale * rng.normal(size=x.shape)).astype(np.float32))
+    changes = {"reward": other(data.reward)}
+    if data.action.dtype == np.float32:
+        changes["action"] = other(data.action)
+    else:
+        changes["action"] = fill(
+            data.action,
+            rng.integers(0, 2, data.action.shape, np.int32) if isinstance(data, Rollout) else np.int32(2**30),
         )
-        changes = {"reward": spoil(m.data.reward, noise[1]), "action": spoil(m.data.action, action)}
-        if m.algo.on_policy and "log_prob" in m.data.extras:
-            changes["extras"] = {**m.data.extras, "log_prob": spoil(m.data.extras["log_prob"], noise[0])}
-        if not m.algo.on_policy:
-            changes["discount"] = spoil(m.data.discount, noise[0])
-        after, spoiled_aux = m.update(m.state, m.data.replace(**changes), KEY)
-        assert_same((before, aux.metrics), (after, spoiled_aux.metrics), f"scale {scale}: ")
+    if isinstance(data, Rollout):
+        changes["extras"] = {k: other(x) if k == "log_prob" else x for k, x in data.extras.items()}
+        return void, data.replace(**changes)
+    changes["discount"] = other(data.discount)
+    known = data.extras[NEXT_ACTION]
+    unknown = ~known["valid"].reshape(*known["valid"].shape, *[1] * (data.action.ndim - void.ndim))
+    after = np.where(unknown, changes["action"].max(), fill(known["action"], changes["action"].max()))
+    changes["extras"] = {**data.extras, NEXT_ACTION: {**known, "action": after}}
+    if isinstance(data, SequenceBatch):
+        # observations that no row before led to; the others are what a time limit is bootstrapped from
+        reset = data.window.reset
+        unread = reset & np.concatenate([np.ones_like(reset[:, :1]), reset[:, :-1]], 1)
+        behind = lambda x: unread.reshape(*unread.shape, *[1] * (x.ndim - unread.ndim))
+        hide = lambda x: np.where(behind(x), np.nan, x) if x.dtype == np.float32 else x
+        changes["window"] = data.window.replace(obs=jax.tree.map(hide, data.window.obs))
+        changes["ahead"] = fill(data.ahead, 2**30)
+    return void, data.replace(**changes)
+
+
+BOXES = [(name, setting) for name, setting in SPACES if setting[0] is SQUARE]  # their log-probability may overflow
+VOID = [*OPTIONED, *BOXES, *IN_MASKS, *REMEMBERED]
+VOID_QUICK = [*LOADED, ("sac", (SQUARE, seen("sac", SQUARE))), ("ppo", (SQUARE, seen("ppo", SQUARE)))]
+
+
+@pytest.mark.parametrize(("name", "setting"), some_quick(VOID, *VOID_QUICK, ("bc", ("gru, privileged", 0))), ids=str)
+def test_void_rows_change_nothing(name, setting):
+    """And the others reach every memory, of policy and critics."""
+    m = made(name, setting)
+    void = spoiled(m.data, 1.0)[0]
+    assert 0 < void.sum() < void.size
+    before, aux = m.update(m.state, m.data, KEY)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((before, aux)))
+    for scale in (1.0, 1e30, np.inf, np.nan):
+        after = m.update(m.state, spoiled(m.data, scale)[1], KEY)
+        assert_same((before, aux), after, f"scale {scale}: ")
+    old, new = (jax.tree_util.tree_leaves_with_path(x.params) for x in (m.state, before))
+    for (path, was), (_, now) in zip(old, new, strict=True):
+        if "core" in (leaf := jax.tree_util.keystr(path)) and "kernel" in leaf:
+            assert differ(was, now), leaf
     # and the same change on a row that counts is seen
     counts = ~void & ~np.asarray(m.data.terminated | m.data.truncated) if m.algo.on_policy else ~void
-    row = tuple(np.argwhere(counts)[0])
-    reward, action = np.array(m.data.reward), np.array(m.data.action)
-    one = (np.arange(reward.size) == np.ravel_multi_index(row, reward.shape)).reshape(reward.shape)
+    row = np.zeros(void.shape, bool)
+    row[tuple(np.argwhere(counts)[0])] = True
+    reward, action = np.asarray(m.data.reward), np.asarray(m.data.action)
     # a Huber loss has one slope for all far rewards of a side
-    changed = [m.data.replace(reward=reward + np.float32(change) * one) for change in (1.0, -1e3)]
+    changed = [m.data.replace(reward=reward + np.float32(change) * row) for change in (1.0, -1e3)]
     if name in ("bc", "dt"):  # they read no rewards
-        changed = [m.data.replace(action=np.where(one, (action + 1) % 3, action))]
+        row = row.reshape(*row.shape, *[1] * (action.ndim - row.ndim))
+        changed = [m.data.replace(action=np.where(row, (action + 1) % 2, action))]
     assert any(differ(before.params, m.update(m.state, data, KEY)[0].params) for data in changed)
 
 
-@pytest.mark.parametrize(("name", "rows"), [("ppo", 7), ("a2c", 12), ("pqn", 16)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "rows"), (("ppo", 7), ("a2c", 12), ("pqn", 16)))
 def test_a_gradient_in_chunks_is_that_of_the_whole(name, rows, monkeypatch):
     """`microbatch_size` where an algorithm has it; else what the processor's cache asks for."""
-    m = made(name, False)
+    m = made(name, "default")
     state, aux = m.update(m.state, m.data, KEY)
     options = {"microbatch_size": rows} if hasattr(fakes.config(name), "microbatch_size") else {}
     if not options:
@@ -343,8 +488,8 @@ def test_a_gradient_in_chunks_is_that_of_the_whole(name, rows, monkeypatch):
 
 
 @each_variant
-def test_save_restore_continue(name, loaded, tmp_path):
-    m = made(name, loaded)
+def test_save_restore_continue(name, setting, tmp_path):
+    m = made(name, setting)
     straight, batches = m.state, m.batches(4)
     given, stop = (["data.input=nowhere"], "updates=1e5") if fakes.from_data(name) else ([], "env_steps=1e5")
     run = config.load(None, given, algo=name, env="CartPole-v1", stop=[stop])
@@ -363,8 +508,8 @@ def test_save_restore_continue(name, loaded, tmp_path):
 
 
 @each_variant
-def test_extreme_data_leave_everything_finite(name, loaded):
-    m = made(name, loaded)
+def test_extreme_data_leave_everything_finite(name, setting):
+    m = made(name, setting)
     zeros, ones = jnp.zeros_like(m.data.reward), jnp.ones_like(m.data.reward)
     extreme = {
         "constant rewards": m.data.replace(reward=ones, obs=jax.tree.map(jnp.ones_like, m.data.obs)),
@@ -423,3 +568,162 @@ def test_the_config_says_what_it_learns_from(name):
     algo = fakes.make(name)
     assert learns_from(algos.get(name).Config) is type(algo.data)
     assert algo.on_policy == isinstance(algo.data, Fresh)
+
+
+# ---------------------------------------------------------------- spaces, dictionaries, memory
+
+
+@pytest.mark.parametrize(("name", "setting"), some_quick([*SPACES, *SEEN], *QUICK), ids=str)
+def test_spaces(name, setting):
+    """Shapes and dtypes of actions, and an update that moves the parameters and leaves them finite."""
+    m, (action, _) = made(name, setting), setting
+    taken = m.data.action if m.algo.on_policy else m.act(m.actor, m.obs, m.carry, KEY).action
+    assert taken.shape == ((8, 8) if m.algo.on_policy else (64,)) + action.shape
+    assert taken.dtype == m.data.action.dtype == action.dtype
+    if not isinstance(action, Box):
+        high = np.asarray(action.n if isinstance(action, Discrete) else action.nvec) - 1
+        flat = np.asarray(taken).reshape(64, *action.shape)
+        np.testing.assert_array_equal(flat.min(0), np.zeros_like(high))
+        np.testing.assert_array_equal(flat.max(0), high)  # every choice is taken
+    after, aux = m.update(m.state, m.data, KEY)
+    assert differ(m.state.params, after.params)
+    for leaf in jax.tree.leaves((after, aux.metrics)):
+        assert np.isfinite(leaf).all()
+
+
+@pytest.mark.parametrize(("name", "setting"), some_quick(SPACES, *QUICK), ids=str)
+def test_without_exploration_the_best_action_is_taken(name, setting):
+    m, (action, _) = made(name, setting), setting
+    act, actor, rows = m.act, m.actor, len(jax.tree.leaves(m.obs)[0])
+    best = act(actor, m.obs, m.carry, KEY, explore=False)
+    assert_same(best, act(actor, m.obs, m.carry, jax.random.key(0), explore=False))
+    assert (best.action.shape, best.action.dtype) == ((rows, *action.shape), action.dtype)
+    samples = jax.device_get([act(actor, m.obs, m.carry, key) for key in jax.random.split(KEY, 200)])
+    assert differ(samples[0].action, samples[1].action)
+    taken = np.stack([s.action for s in samples])
+    # a Gaussian that is not bounded: the mode is the mean
+    if isinstance(action, Box) and "log_prob" in best.extras:
+        deviation = taken.std(0)
+        assert (np.abs(taken.mean(0) - best.action) < 5 * deviation / np.sqrt(200)).all()
+    if "log_prob" in best.extras:
+        assert (
+            np.stack([s.extras["log_prob"] for s in samples]) <= np.asarray(best.extras["log_prob"])[None] + 1e-5
+        ).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_four_devices_learn_with_memory_what_one_learns(name):
+    """Of a dictionary, a part of which is the critic's alone where there is one."""
+    env_spec, network = spec(name, PRIVILEGED, num_envs=8), memory(name, "lstm", PRIVILEGED)
+    m = Remembers(name, env_spec, network)
+    algo, state, data = m.algo, m.state, m.data
+    alone, _ = jax.jit(algo.update)(state, data, KEY)
+    mapped = fakes.make(name, env_spec, network, axis_name=parallel.AXIS)
+    update = jax.vmap(lambda state, data: mapped.update(state, data, KEY)[0], axis_name=parallel.AXIS)
+    together = jax.jit(update)(jax.tree.map(lambda x: jnp.stack([x] * 4), state), fakes.per_device(data, 4))
+    assert differ(alone.params, state.params)
+    for device in range(4):
+        assert_close(fakes.part(together.params, device), alone.params, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", some_quick(NAMES, "dqn"))
+def test_a_dictionary_of_vectors_is_their_concatenation(name):
+    """In the order of the names; the parameters are the same."""
+    plain, nested = spec(name, Box((5,)), 8), spec(name, NESTED, 8)
+    algo, other = (fakes.make(name, s) for s in (plain, nested))
+    state = fakes.perturbed(fakes.made_up_state(algo))
+    assert jax.tree.structure(state) == jax.tree.structure(jax.eval_shape(other.init, KEY))
+    data = fakes.data(algo, plain, algo.actor(state))
+    halves = lambda x: {"at": x[..., :2], "motion": x[..., 2:]}
+
+    def split(x):
+        if fakes.in_teams(name):
+            return {**x, "agents": halves(x["agents"])}
+        return halves(x) if not isinstance(x, dict) else {**halves(x["obs"]), "prev_reward": x["prev_reward"]}
+
+    names = ("obs", "last_obs") if algo.on_policy else ("obs", "next_obs")
+    parts = data.replace(**{name: split(getattr(data, name)) for name in names})
+    assert_close(jax.jit(other.update)(state, parts, KEY), jax.jit(algo.update)(state, data, KEY), atol=1e-5)
+
+
+REPLAY = tuple(name for name in NAMES if not fakes.make(name).on_policy)
+SINGLE = tuple(name for name in REPLAY if isinstance(fakes.spec(name=name).observation, Box))
+
+
+@pytest.mark.parametrize("name", some_quick(SINGLE, "dqn"))
+def test_running_statistics_are_of_all_rows_that_came(name):
+    """What acts and learns sees (obs - mean) / deviation of them; rewards are divided by the return's deviation."""
+    env_spec, options = fakes.spec(name=name), {"adam_eps": 1.0, "gamma": 0.9}
+    algo = fakes.make(name, env_spec, **options, normalize_obs=True, normalize_reward=True)
+    plain = fakes.make(name, env_spec, **options)
+    assert algo.running_return_gamma == 0.9 and plain.running_return_gamma is None
+    state, rows, returns = fakes.perturbed(fakes.made_up_state(algo)), [], []
+    for seed in range(2):
+        rollout = fakes.rollout(algo, env_spec, algo.actor(state), seed=seed)
+        state = jax.jit(algo.ingest)(state, rollout)
+        mask = np.asarray(rollout.mask)
+        rows.append(np.asarray(rollout.obs, np.float64)[mask])
+        returns.append(np.asarray(rollout.extras["running_return"], np.float64)[mask])
+    rows, returns = np.concatenate(rows), np.concatenate(returns)
+    np.testing.assert_allclose(state.obs_stats.mean, rows.mean(0), rtol=1e-4, atol=1e-5)
+    batch = fakes.batch(algo, env_spec, algo.actor(state), N=32)
+    see = lambda x: jnp.asarray((np.asarray(x, np.float64) - rows.mean(0)) / rows.std(0), jnp.float32)
+    without = dataclasses.replace(state, obs_stats=(), return_stats=())
+
+    def act(algo, state, obs):
+        run = jax.jit(algo.act, static_argnames="explore")
+        return run(algo.actor(state), obs, algo.carry(32), KEY, explore=False).action
+
+    np.testing.assert_allclose(act(algo, state, batch.obs), act(plain, without, see(batch.obs)), rtol=1e-3, atol=1e-4)
+    seen = batch.replace(
+        obs=see(batch.obs), next_obs=see(batch.next_obs), reward=batch.reward / np.float32(returns.std())
+    )
+    got, aux = jax.jit(algo.update)(state, batch, KEY)
+    want, want_aux = jax.jit(plain.update)(without, seen, KEY)
+    assert_close(got.params, want.params, atol=1e-4, rtol=1e-3)
+    assert_close(aux.metrics, want_aux.metrics, atol=1e-3, rtol=1e-3)
+    if aux.priority is not None:
+        np.testing.assert_allclose(aux.priority, want_aux.priority, rtol=1e-2, atol=1e-3)
+    assert_same((got.obs_stats, got.return_stats), (state.obs_stats, state.return_stats))
+
+
+@each
+def test_the_step_size_follows_the_environment_steps(name):
+    """Piecewise linear, and 0 at last, when no parameter moves; also where there are more steps than int32 counts."""
+    m = made(name, "loaded")
+    cfg = traced(dataclasses.replace(m.cfg, lr=((0, 0.2), (300, 0.0))))
+    for steps in (0, 150, 2**31 + 5):
+        state = m.state.replace(env_steps=np.uint32(steps))
+        after, aux = m.updated(cfg, state, m.data, KEY)
+        counted = (
+            after if m.algo.on_policy and m.algo.ingest else state
+        )  # a rollout, before or after it is learned from
+        want = np.interp(float(counted.env_steps), (0, 300), (0.2, 0.0))
+        np.testing.assert_allclose(aux.metrics["train/lr"], want, rtol=1e-5)
+        # SAC's temperature has a step size of its own
+        before, parts = (x.params.get("critic", x.params) for x in (state, after))
+        assert differ(before, parts) == (want > 0)
+
+
+LADDERS = tuple(name for name in NAMES if isinstance(fakes.config(name).exploration, EpsilonGreedy))
+
+
+@pytest.mark.parametrize("name", some_quick(LADDERS, "dqn"))
+def test_epsilon_follows_the_environment_steps(name):
+    """Of three actions epsilon-greedy takes the best with probability 1 - 2/3 epsilon."""
+    env_spec = fakes.spec(name=name)
+    algo = fakes.make(name, env_spec, exploration=EpsilonGreedy(epsilon=((0, 1.0), (1000, 0.0))))
+    state, act = fakes.perturbed(fakes.made_up_state(algo)), jax.jit(algo.act, static_argnames="explore")
+    obs = fakes.observations(np.random.default_rng(0), env_spec.observation, (5000,))
+    obs = jax.tree.map(jnp.asarray, obs)
+    best = np.asarray(jax.jit(algo.outputs)(state, obs)["q"]).argmax(-1)
+
+    def share(env_steps, explore=True):
+        actor = algo.actor(state.replace(env_steps=jnp.uint32(env_steps)))
+        return (np.asarray(act(actor, obs, algo.carry(5000), KEY, explore=explore).action) == best).mean()
+
+    assert share(0, explore=False) == 1.0
+    shares = [share(0), share(500), share(1000)]
+    atol = 0.1 if name == "iqn" else 0.03  # IQN draws levels at each step
+    np.testing.assert_allclose(shares, [1 / 3, 2 / 3, 1.0], atol=atol)

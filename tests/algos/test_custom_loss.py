@@ -35,7 +35,7 @@ def make(name, loss=None, **options):
 @functools.cache
 def start(name):
     algo = make(name)
-    state = fakes.perturbed(fakes.init_state(algo))
+    state = fakes.perturbed(fakes.made_up_state(algo))
     return state, fakes.data(algo, fakes.spec(name=name), algo.actor(state))
 
 
@@ -70,7 +70,7 @@ def from_the_network(name, net, params, batch):
     return "policy/entropy", mean(batch, dist.entropy())
 
 
-@each("ppo", "td3")
+@each("ppo")
 def test_a_loss_that_adds_nothing_changes_nothing_and_sees_what_the_own_one_sees(name):
     compared = {}
 
@@ -106,7 +106,7 @@ def gradient(name, state):
     return np.concatenate(moments[: len(moments) // 2]) / 0.1
 
 
-@each("impala", "dqn")
+@each("dqn")
 def test_the_gradient_is_that_of_the_users_loss(name):
     """Of 2 x default + 0.25 x the sum of all parameters it is 2 g + 0.25, exactly where clipping is off."""
 
@@ -141,6 +141,7 @@ def test_the_default_follows_its_schedules():
         np.testing.assert_allclose(metrics["loss/total"], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_loss_over_pieces_of_a_batch_is_one_over_the_batch():
     def loss(default, net, params, batch):
         dist, value = net.apply(params, batch.obs)

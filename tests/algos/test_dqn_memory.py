@@ -49,8 +49,8 @@ def setting(cfg=BASE, network=NETWORK, loss=None):
     """(algo, state, rollouts, batch): two rollouts in a ring, and sequences of it across their border and ends."""
     env = world()
     algo = dqn.make(cfg, env.spec, network, loss=loss)
-    state = fakes.perturbed(fakes.init_state(algo))
-    state = state.replace(target_params=fakes.perturbed(fakes.init_state(algo, 4), 0.4).params)
+    state = fakes.perturbed(fakes.made_up_state(algo))
+    state = state.replace(target_params=fakes.perturbed(fakes.made_up_state(algo, 4), 0.4).params)
     collect = unroll.make(env, algo.act, length=T, carry=algo.carry)
     step = jax.jit(collect.step)
     kept = jax.eval_shape(lambda: algo.carry(1))

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import some_quick
 
 from jrl import config, data
 from jrl.algos import bc, dt
@@ -33,7 +34,7 @@ def seen_by(algo, rewards):
         seen.append((obs[RETURN_TO_GO], obs[TIMESTEP]))
         return original(cfg, agent, actor, obs, memory, explore)
 
-    actor, carry = algo.actor(fakes.init_state(algo)), algo.carry(4)
+    actor, carry = algo.actor(fakes.made_up_state(algo)), algo.carry(4)
 
     @jax.jit
     def act(obs, carry):
@@ -53,7 +54,7 @@ def seen_by(algo, rewards):
     return told
 
 
-@pytest.mark.parametrize("network", [SMALL, NetworkConfig(hidden=(8,))])
+@pytest.mark.parametrize("network", some_quick([SMALL, NetworkConfig(hidden=(8,))], NetworkConfig(hidden=(8,))))
 def test_what_was_received_is_taken_off(network):
     rewards = [np.full(4, 99.0), np.arange(4.0), np.ones(4)]  # the first is of no step
     told = seen_by(dt.make(CFG, SPEC, network), rewards)
@@ -82,7 +83,7 @@ def batch_of(sequences):
     return SequenceBatch(window=window, ahead=np.broadcast_to(np.arange(1, 4), shape), **common)
 
 
-@pytest.mark.parametrize("sequences", [False, True])
+@pytest.mark.parametrize("sequences", some_quick([False, True], False))
 def test_an_update_is_that_of_cloning_conditioned_observations(sequences):
     network = SMALL if sequences else NetworkConfig(hidden=(8,))
     algo, batch = dt.make(CFG, SPEC, network), batch_of(sequences)
@@ -94,9 +95,9 @@ def test_an_update_is_that_of_cloning_conditioned_observations(sequences):
     else:
         plain = dataclasses.replace(batch, obs={**batch.obs, **added}, next_obs={**batch.obs, **added})
     cloning = bc.make(bc.Config(), dt.conditioned_spec(SPEC), network)
-    state = fakes.init_state(algo)
+    state = fakes.made_up_state(algo)
     ours, aux = jax.jit(algo.update)(state, batch, jax.random.key(1))
-    theirs, wanted = jax.jit(cloning.update)(fakes.init_state(cloning), plain, jax.random.key(1))
+    theirs, wanted = jax.jit(cloning.update)(fakes.made_up_state(cloning), plain, jax.random.key(1))
     jax.tree.map(np.testing.assert_array_equal, (ours, aux.metrics), (theirs, wanted.metrics))
     changed = dataclasses.replace(batch, extras={**batch.extras, RETURN_TO_GO: batch.extras[RETURN_TO_GO] + 1})
     other, _ = jax.jit(algo.update)(state, changed, jax.random.key(1))
@@ -109,10 +110,11 @@ def test_it_is_refused_what_it_cannot_do():
     warming = batch_of(True)
     warming = dataclasses.replace(warming, **{k: getattr(warming, k)[:, 1:] for k in ("action", "reward", "weight")})
     algo = dt.make(CFG, SPEC, SMALL)
+    state = jax.eval_shape(algo.init, jax.random.key(0))
     with pytest.raises(InputError, match="burn_in"):
-        algo.update(fakes.init_state(algo), warming, jax.random.key(0))
+        jax.eval_shape(algo.update, state, warming, jax.random.key(0))
     with pytest.raises(InputError, match="data sets"):
-        algo.update(fakes.init_state(algo), dataclasses.replace(batch_of(True), extras={}), jax.random.key(0))
+        jax.eval_shape(algo.update, state, dataclasses.replace(batch_of(True), extras={}), jax.random.key(0))
 
 
 def obedient(tmp_path):
@@ -132,6 +134,7 @@ def obedient(tmp_path):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("normalize", [False, True])
 def test_it_obeys(tmp_path, normalize):
     given = obedient(tmp_path)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import some_quick
 from scipy import stats
 
 from jrl import algos, distributions
@@ -67,8 +68,8 @@ def made(cfg):
 def sampler(cfg):
     """Compiled once for all of its draws."""
     explorer, output = made(cfg)
-    draw = jax.jit(lambda key, env_steps: explorer.sample(output, key, env_steps, explorer.carry(N)))
-    return lambda env_steps, key: draw(key, np.uint32(env_steps))
+    draw = jax.jit(lambda output, key, env_steps: explorer.sample(output, key, env_steps, explorer.carry(N)))
+    return lambda env_steps, key: draw(output, key, np.uint32(env_steps))
 
 
 def sample(cfg, *, env_steps=0, key=KEY):
@@ -89,7 +90,7 @@ def test_actions_of_the_space_and_the_same_from_the_same_key(cfg):
         assert not np.array_equal(action, other)
 
 
-@each
+@pytest.mark.parametrize("cfg", some_quick(ALL, SoftQ(), Gaussian()), ids=lambda cfg: type(cfg).__name__)
 def test_the_first_actions_are_uniform(cfg):
     cfg = dataclasses.replace(cfg, random_timesteps=100)
     if isinstance(cfg, EpsilonGreedy):  # whose epsilon is nearly 1 there
@@ -144,7 +145,7 @@ def test_the_ladder_gives_each_environment_its_epsilon():
     # another base, which may be a schedule
     cfg = EpsilonGreedy(ladder=True, ladder_base=((0, 1.0), (100, 0.0)), ladder_alpha=0.0)
     explorer = exploration.make(cfg, Discrete(3), kinds=("q",))
-    greedy = explorer.sample(Q, KEY, jnp.uint32(100), explorer.carry(N))[0]
+    greedy = jax.jit(explorer.sample)(Q, KEY, jnp.uint32(100), explorer.carry(N))[0]
     np.testing.assert_array_equal(greedy, np.ones(N))
 
 
@@ -153,14 +154,15 @@ def test_ornstein_uhlenbeck_noise_is_the_carry():
     carry = explorer.carry(3)
     np.testing.assert_array_equal(carry, np.zeros((3, 2)))
     noises = []
+    sample = jax.jit(explorer.sample)
     for key in jax.random.split(KEY, 3):
-        action, carry = explorer.sample(jnp.full((3, 2), 0.3), key, jnp.uint32(0), carry)
+        action, carry = sample(np.full((3, 2), 0.3, np.float32), key, np.uint32(0), carry)
         np.testing.assert_allclose(action, np.clip(0.3 + np.asarray(carry), -1, 1), rtol=1e-6)
         noises.append(carry)
     # each noise is 0.85 of the one before it plus something of deviation 0.1: reset it and that part is gone
     reset = explorer.carry(3)
-    step = lambda noise: explorer.sample(jnp.zeros((3, 2)), KEY, jnp.uint32(0), noise)[1]
-    np.testing.assert_allclose(step(noises[-1]) - step(reset), 0.85 * noises[-1], rtol=1e-4, atol=1e-6)
+    step = lambda noise: np.asarray(sample(np.zeros((3, 2), np.float32), KEY, np.uint32(0), noise)[1])
+    np.testing.assert_allclose(step(noises[-1]) - step(reset), 0.85 * np.asarray(noises[-1]), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -248,19 +250,16 @@ def test_the_log_probability_is_of_what_chose_the_action(space):
                 assert stats.kstest(values[:, i], stats.uniform(low[i], high[i] - low[i]).cdf).pvalue > 1e-3
         else:
             assert stats.chisquare(np.unique(values, axis=0, return_counts=True)[1]).pvalue > 1e-3
-    explorer = exploration.make(Stochastic(random_timesteps=10), space, kinds=("distribution",))
-    action, log_prob, _ = explorer.sample_and_log_prob(dist, KEY, late, ())
-    np.testing.assert_array_equal(action, dist.sample(KEY))
-    np.testing.assert_array_equal(log_prob, dist.log_prob(action))
+    action, log_prob, _ = draws[0](dist, KEY, late, ())
+    same = jax.jit(lambda dist: dist.sample(KEY))(dist)
+    np.testing.assert_array_equal(action, same)
+    np.testing.assert_allclose(log_prob, jax.jit(lambda dist, action: dist.log_prob(action))(dist, same), rtol=1e-6)
 
 
-slow = lambda name, quick: pytest.param(name, marks=[] if name in quick else pytest.mark.slow)
-
-
-@pytest.mark.parametrize("name", [slow(name, ("ppo", "dqn", "td3")) for name in algos.names()])
+@pytest.mark.parametrize("name", some_quick(algos.names(), "ppo", "dqn", "td3"))
 def test_every_algorithm_can_act_at_random(name):
     algo = fakes.make(name, exploration=Random())
-    actor = algo.actor(fakes.perturbed(fakes.init_state(algo)))
+    actor = algo.actor(fakes.perturbed(fakes.made_up_state(algo)))
     like = element(fakes.spec(name=name).observation)
     obs = jax.tree.map(lambda x: jnp.ones((3000, *x.shape), x.dtype), like)
     act = jax.jit(algo.act, static_argnames="explore")
@@ -275,12 +274,12 @@ def test_every_algorithm_can_act_at_random(name):
     assert (np.asarray(greedy) == np.asarray(greedy)[:1]).all()  # and not where it does not explore
 
 
-@pytest.mark.parametrize("name", [slow(name, ("ppo",)) for name in ("ppo", "a2c", "impala", "appo")])
+@pytest.mark.parametrize("name", some_quick(("ppo", "a2c", "impala", "appo"), "ppo"))
 def test_actor_critics_begin_with_random_actions(name):
     default = fakes.make(name)
-    assert default.actor(fakes.init_state(default)).env_steps == ()  # what nobody reads is not sent
+    assert default.actor(fakes.made_up_state(default)).env_steps == ()  # what nobody reads is not sent
     algo = fakes.make(name, exploration=Stochastic(random_timesteps=100))
-    state = fakes.perturbed(fakes.init_state(algo))
+    state = fakes.perturbed(fakes.made_up_state(algo))
     obs = np.ones((50, 4), np.float32)
     drawn = jax.jit(lambda state: algo.act(algo.actor(state), obs, (), KEY))
     act = lambda steps: drawn(state.replace(env_steps=np.uint32(steps)))
@@ -314,18 +313,19 @@ def wrong_log_prob(dist, key, env_steps, carry):
 def test_a_custom_one_over_a_distribution_may_give_the_log_probability():
     logits = jnp.broadcast_to(jnp.asarray([0.0, 1.0, 2.0]), (5, 3))
     dist = distributions.Categorical(logits)
-    act = lambda name: custom(name, kinds=("distribution",)).sample_and_log_prob(dist, KEY, jnp.uint32(0), ())
+    of = lambda name: custom(name, kinds=("distribution",)).sample_and_log_prob
+    act = lambda name: jax.jit(of(name))(dist, KEY, np.uint32(0), ())
     action, log_prob, _ = act("inverted")
     np.testing.assert_allclose(log_prob, jax.nn.log_softmax(-logits[0])[action], rtol=1e-6)
     action, log_prob, _ = act("best")
     np.testing.assert_allclose(log_prob, np.full(5, jax.nn.log_softmax(logits[0])[2]), rtol=1e-6)
     with pytest.raises(InputError, match=r"must return \(action, carry\) or \(action, log_prob, carry\), not Arra"):
-        act("without_carry")
+        of("without_carry")(dist, KEY, np.uint32(0), ())
     with pytest.raises(InputError, match=r"log_prob must have the shape \(5,\), one number for each action, not \(\)"):
-        act("wrong_log_prob")
+        of("wrong_log_prob")(dist, KEY, np.uint32(0), ())
     algo = fakes.make("ppo", exploration=Custom(path=f"{__name__}:inverted"))
-    actor = algo.actor(fakes.init_state(algo))
-    assert set(algo.act(actor, jnp.ones((5, 4)), algo.carry(5), KEY).extras) == {"log_prob"}
+    actor = algo.actor(fakes.made_up_state(algo))
+    assert set(jax.eval_shape(algo.act, actor, np.ones((5, 4)), algo.carry(5), KEY).extras) == {"log_prob"}
 
 
 def always(output, key, env_steps, carry, *, action=0):
@@ -384,9 +384,10 @@ def test_a_custom_class():
 def test_a_custom_one_may_start_with_random_actions():
     cfg = Custom(path=f"{__name__}:always", random_timesteps=10)
     explorer = exploration.make(cfg, Discrete(3), kinds=("q",))
-    counts = np.bincount(explorer.sample(Q, KEY, jnp.uint32(9), ())[0])
+    sample = jax.jit(explorer.sample)
+    counts = np.bincount(sample(Q, KEY, np.uint32(9), ())[0])
     assert stats.chisquare(counts).pvalue > 1e-3
-    assert not explorer.sample(Q, KEY, jnp.uint32(10), ())[0].any()
+    assert not np.any(sample(Q, KEY, np.uint32(10), ())[0])
 
 
 def test_a_config_with_options_can_be_static_and_compared():

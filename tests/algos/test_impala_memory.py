@@ -38,14 +38,15 @@ def differences(default, net, params, batch):
     return value, metrics | {"difference": error.max()}
 
 
-@pytest.mark.parametrize("name", ["impala", pytest.param("appo", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["impala", "appo"])
 def test_learning_sees_what_acting_saw(name):
     """Across ends and borders, of rollouts and of sequences; with a learning rate of 0 in all minibatches."""
     module = {"impala": impala, "appo": appo}[name]
     options = {"clip_target_ratio": math.exp(-FAR)} if name == "appo" else {}
     cfg = module.Config(lr=0.0, num_minibatches=2, **options)
     algo = module.make(cfg, MASKED, NETWORK, loss=differences)
-    state = fakes.perturbed(fakes.init_state(algo))
+    state = fakes.perturbed(fakes.made_up_state(algo))
     if name == "appo":
         state = state.replace(target_params=state.params)
     update = jax.jit(algo.update)
@@ -67,7 +68,7 @@ def test_on_policy_the_gradient_is_that_of_a2c():
     common = {"lr": 3e-3, "gamma": 0.95, "vf_coef": 0.7, "ent_coef": 0.02, "max_grad_norm": None}
     whole = dataclasses.replace(NETWORK, max_seq_len=None)
     algo, other = impala.make(impala.Config(**common), MASKED, whole), a2c.make(a2c.Config(**common), MASKED, whole)
-    state = fakes.perturbed(fakes.init_state(algo))
+    state = fakes.perturbed(fakes.made_up_state(algo))
     rollout = rollouts(algo, MASKED, algo.actor(state))[1]
     got, aux = jax.jit(algo.update)(state, rollout, KEY)
     want, want_aux = jax.jit(other.update)(state, rollout, KEY)
@@ -84,7 +85,7 @@ def test_gradients_go_back_so_many_steps():
     cfg, after, aux = impala.Config(max_grad_norm=None), {}, {}
     for limit in (1, T + 1, None):
         algo = impala.make(cfg, PLAIN, dataclasses.replace(NETWORK, max_seq_len=limit))
-        state = fakes.perturbed(fakes.init_state(algo))
+        state = fakes.perturbed(fakes.made_up_state(algo))
         rollout = rollouts(algo, PLAIN, algo.actor(state))[1]
         after[limit], aux[limit] = jax.jit(algo.update)(state, rollout, KEY)
     assert_close(aux[1].metrics, aux[None].metrics, atol=1e-5)
@@ -100,7 +101,7 @@ def test_of_the_targets_own_rollouts_appo_is_ppo(limit):
     network = dataclasses.replace(NETWORK, max_seq_len=limit)
     algo = appo.make(appo.Config(**common, **options, vtrace_lambda=0.9), PLAIN, network)
     other = ppo.make(ppo.Config(**common, **options, gae_lambda=0.9), PLAIN, network)
-    state = fakes.perturbed(fakes.init_state(algo))
+    state = fakes.perturbed(fakes.made_up_state(algo))
     state = state.replace(target_params=jax.tree.map(jnp.copy, state.params))
     want = state.replace(target_params=())
     rollout = rollouts(other, PLAIN, other.actor(want))[1]
@@ -117,7 +118,7 @@ def test_a_user_gets_the_window_of_the_columns():
     """Rows before the first of the next rollout: the memory of each environment stays with its columns."""
     algo = impala.make(impala.Config(), PLAIN, NETWORK)
     net = actor_critic.make(PLAIN, NETWORK, lambda obs: None)
-    state = fakes.perturbed(fakes.init_state(algo))
+    state = fakes.perturbed(fakes.made_up_state(algo))
     rollout = rollouts(algo, PLAIN, algo.actor(state))[1]
     nothing = dict.fromkeys(("action", "log_prob", "reward", "terminated", "done", "weight"))
     first = jax.tree.map(lambda x: x[None], (rollout.last_obs, rollout.carry.memory))

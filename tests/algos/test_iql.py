@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import some_quick
 from fakes import assert_close, assert_same, differ
 from sac_reference import forward, one
 from scipy import stats
@@ -30,7 +31,7 @@ def setting(cfg=BASE, action=BOX, seed=0, network=fakes.NETWORK):
     """(algo, state, batch), the state away from its start and its targets away from the critics."""
     env_spec = fakes.spec(action)
     algo = iql.make(cfg, env_spec, network)
-    state = fakes.perturbed(fakes.init_state(algo))
+    state = fakes.perturbed(fakes.made_up_state(algo))
     moved = fakes.perturbed(state.replace(params=state.target_params["critic"]), 0.5).params
     state = state.replace(target_params={"critic": moved})
     return algo, state, fakes.batch(algo, env_spec, algo.actor(state), N=N, seed=seed)
@@ -112,9 +113,12 @@ def reference(cfg, state, batch, network):
     return params, moved, metrics, priority, weight
 
 
+UPDATES = [(BOX, fakes.NETWORK, 2), (BOX, PREDICTED, 1), (CHOICES, fakes.NETWORK, 3)]
+
+
 @pytest.mark.parametrize(
     ("action", "network", "num_critics"),
-    [(BOX, fakes.NETWORK, 2), (BOX, PREDICTED, 1), (CHOICES, fakes.NETWORK, 3)],
+    some_quick(UPDATES, UPDATES[0]),
     ids=["box", "predicted deviation", "discrete"],
 )
 def test_one_update_by_hand(action, network, num_critics):
@@ -143,6 +147,7 @@ def test_without_beta_it_clones_and_a_huge_one_stays_finite():
     assert float(aux.metrics["policy/weight"]) > 10
 
 
+@pytest.mark.slow
 def test_step_sizes_are_separate_and_default_to_lr():
     _, state, batch = setting()
     moved = lambda **rates: {
@@ -199,9 +204,10 @@ def learned(cfg, action, batch_of, steps, network):
         step = lambda state, key: (algo.update(state, batch_of(key), key)[0], None)
         return jax.lax.scan(step, state, jax.random.split(KEY, steps))[0]
 
-    return algo, run(fakes.init_state(algo))
+    return algo, run(fakes.made_up_state(algo))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("expectile", "want"), [(0.5, 0.5), (0.9, 0.9)])
 def test_the_value_is_the_expectile_of_the_rewards(expectile, want):
     """Of two actions as frequent, worth 0 and 1, the expectile e is e: e (1 - v) = (1 - e) v."""
@@ -222,6 +228,7 @@ def test_the_value_is_the_expectile_of_the_rewards(expectile, want):
     np.testing.assert_allclose(prob[1], 1 / (1 + math.exp(-5)), atol=0.02)
 
 
+@pytest.mark.slow
 def test_it_stays_with_the_actions_of_the_data():
     """Worth is the action itself; the data have actions in [-0.9, 0.1] alone, and no more of it is promised."""
 

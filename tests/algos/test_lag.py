@@ -17,6 +17,7 @@ SOFTMAX = np.exp(probes.CHAIN_REWARD / 0.5) / np.exp(probes.CHAIN_REWARD / 0.5).
 both = pytest.mark.parametrize("name", CHAIN)
 
 
+@pytest.mark.slow
 @both
 def test_unclipped_the_policy_that_acts_does_not_matter(name):
     """Reward plus entropy is best with pi = softmax(reward / ent_coef), as no action has a say in the next state."""
@@ -25,6 +26,7 @@ def test_unclipped_the_policy_that_acts_does_not_matter(name):
     np.testing.assert_allclose(value, probes.chain_values(SOFTMAX), atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "clip_rho", "clip_c", "atol", "apart"),
     [("impala", 1.0, 1.0, 1e-3, 0.02), ("impala", 0.8, 0.5, 1e-3, 0.02), ("appo", 1.0, 1.0, 0.02, 0.05)],
@@ -37,6 +39,7 @@ def test_clipped_the_values_are_those_of_a_policy_between(name, clip_rho, clip_c
     np.testing.assert_allclose(value, want, atol=atol)
 
 
+@pytest.mark.slow
 @both
 def test_without_the_correction_values_and_policy_are_wrong(name):
     policy, value = probes.learn_chain(name, corrected=False, **CHAIN[name])
@@ -56,6 +59,7 @@ def of_each_lag(name):
     return probes.train_each(name, (probes.obs_and_action_dependent_reward(),) * len(LAGS), lag=LAGS, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lag", LAGS)
 @both
 def test_known_answers_with_actors_of_older_updates(name, lag):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import CASES
+from cases import CASES, some_quick
 
 from jrl import algos
 from jrl.algos import exploration
@@ -54,14 +54,17 @@ def masks(key, rows):
     ("name", "explore", "network"),
     [
         *[rare(name, CASES[name].like) for name in DISCRETE],
-        *[("dqn", how, NETWORK) for how in ("epsilon", "soft_q", "parameter_noise", "random")],
-        *[("ppo", how, NETWORK) for how in ("random", "early")],
+        *[
+            pytest.param("dqn", how, NETWORK, marks=pytest.mark.slow)
+            for how in ("epsilon", "soft_q", "parameter_noise", "random")
+        ],
+        *[pytest.param("ppo", how, NETWORK, marks=pytest.mark.slow) for how in ("random", "early")],
         *[rare(name, True, MEMORY) for name in DISCRETE],
     ],
 )
 def test_of_100_000_actions_none_is_forbidden(name, explore, network):
     algo = make(name, network=network, **({"exploration": EXPLORATIONS[explore]} if explore else {}))
-    state, rows = fakes.init_state(algo), 20_000
+    state, rows = fakes.made_up_state(algo), 20_000
     act = jax.jit(algo.act, static_argnames="explore")
     seen = np.zeros(ACTIONS, int)
     for i in range(6):
@@ -88,7 +91,7 @@ def test_nothing_forbidden_of_several_choices():
     algo = make("ppo", MultiDiscrete((2, 3)))
     obs_mask = np.array([[0, 1, 1, 0, 1]] * 1000, np.int8)
     obs = {"x": np.random.default_rng(0).normal(size=(1000, 3)).astype(np.float32), "action_mask": obs_mask}
-    action = np.asarray(jax.jit(algo.act)(algo.actor(fakes.init_state(algo)), obs, (), jax.random.key(1)).action)
+    action = np.asarray(jax.jit(algo.act)(algo.actor(fakes.made_up_state(algo)), obs, (), jax.random.key(1)).action)
     assert (action[:, 0] == 1).all() and set(action[:, 1]) == {0, 2}
 
 
@@ -115,7 +118,7 @@ def world(num_envs):
     )
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if CASES[n].like else []) for n in DISCRETE])
+@pytest.mark.parametrize("name", some_quick(DISCRETE, "ppo"))
 def test_gradients_never_see_a_masked_output(name):
     remember = functools.partial(history.add_history, prev_reward=fakes.plays_for_a_return(name))
     env = transformed(world(8), remember)
@@ -123,7 +126,7 @@ def test_gradients_never_see_a_masked_output(name):
     algo = module.make(module.Config(), env.spec, NETWORK)
     unrolled = unroll.make(env, algo.act, length=16, carry=algo.carry)
     key = jax.random.key(0)
-    state = fakes.init_state(algo)
+    state = fakes.made_up_state(algo)
     _, rollout, _ = jax.jit(unrolled.step)(jax.jit(unrolled.init)(key), algo.actor(state), key)
     batch = rollout
     if not algo.on_policy:

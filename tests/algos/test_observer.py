@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import some_quick
 
 from jrl import registry
 from jrl.algos import observer
@@ -123,11 +124,12 @@ STILL = {"normalize_obs": True, "lr": 0.0}  # nothing moves but the statistics
 WEIGHTS = {"ppo": ("policy/clip_fraction", 0), "appo": ("policy/rho", 1), "impala": ("policy/rho", 1)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_statistics_alone_change_no_importance_weight(name):
     """Rollouts by actors of up to two updates before, whose statistics were others: what they saw is learned from."""
     algo, spec = fakes.make(name, **STILL), fakes.spec(name=name)
-    state, update = fakes.perturbed(fakes.init_state(algo)), jax.jit(fakes.learn(algo))
+    state, update = fakes.perturbed(fakes.made_up_state(algo)), jax.jit(fakes.learn(algo))
     state = state.replace(**({"target_params": jax.tree.map(jnp.copy, state.params)} if name == "appo" else {}))
     metric, want = WEIGHTS[name]
     actors, stats = [algo.actor(state)], []
@@ -148,13 +150,14 @@ def test_statistics_alone_change_no_importance_weight(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "shared"), [("ppo", True), ("ppo", False), ("a2c", False), ("impala", False), ("pqn", False)]
+    ("name", "shared"),
+    some_quick([("ppo", True), ("ppo", False), ("a2c", False), ("impala", False), ("pqn", False)], ("ppo", False)),
 )
 def test_the_first_rollout_is_read_by_its_own_statistics(name, shared):
     """As one whose statistics were there before; what acting has recorded of raw observations is computed anew."""
     network = dataclasses.replace(fakes.NETWORK, shared=shared)
     algo, spec = fakes.make(name, network=network, normalize_obs=True), fakes.spec(name=name)
-    state, update = fakes.perturbed(fakes.init_state(algo)), jax.jit(algo.update)
+    state, update = fakes.perturbed(fakes.made_up_state(algo)), jax.jit(algo.update)
     rollout = fakes.rollout(algo, spec, algo.actor(state))
     far = rollout.replace(obs=100.0 + 10.0 * rollout.obs, last_obs=100.0 + 10.0 * rollout.last_obs)
     got, aux = update(state, far, jax.random.key(1))

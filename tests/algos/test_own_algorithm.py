@@ -6,6 +6,7 @@ from pathlib import Path
 
 import fakes
 import jax
+import numpy as np
 import pytest
 
 from jrl import algos, config, envs
@@ -23,13 +24,13 @@ def test_the_algorithm_of_your_own_with_replay_is_dqn():
     spec = fakes.spec(Discrete(3))
     mine = own.make(own.Config(), spec)
     ours = dqn.make(dqn.Config(lr=1e-3, tau=0.01, target_update_every=1, loss="mse"), spec, NetworkConfig())
-    state, other = mine.init(jax.random.key(0)), ours.init(jax.random.key(1))
+    state, other = jax.jit(mine.init)(jax.random.key(0)), jax.eval_shape(ours.init, jax.random.key(1))
     batch = fakes.batch(mine, spec, mine.actor(state), N=16)
     like = jax.tree.structure(other.params)
     params = jax.tree.unflatten(like, jax.tree.leaves(state.params))
-    other = other.replace(params=params, target_params=jax.tree.map(jax.numpy.copy, params))
-    state, aux = mine.update(state, batch, jax.random.key(2))
-    other, expected = ours.update(other, batch, jax.random.key(2))
+    other = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), other).replace(params=params, target_params=params)
+    state, aux = jax.jit(mine.update)(state, batch, jax.random.key(2))
+    other, expected = jax.jit(ours.update)(other, batch, jax.random.key(2))
     fakes.assert_close(jax.tree.leaves(state.params), jax.tree.leaves(other.params))
     fakes.assert_close(jax.tree.leaves(state.target_params), jax.tree.leaves(other.target_params))
     fakes.assert_close(aux.priority, expected.priority)

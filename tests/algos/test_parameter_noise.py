@@ -66,7 +66,7 @@ def test_noise_is_drawn_anew_after_so_many_steps(name):
     assert abs(np.corrcoef(first, difference(algo.actor(another))[0])[0, 1]) < 0.2
 
 
-@each("pqn", "td3")
+@each("td3")
 def test_the_perturbed_parameters_act_and_the_others_where_nothing_is_explored(name):
     algo, state, _ = made(name)
     actor, obs = algo.actor(at(state, 0, std=1.0)), jnp.asarray(np.random.default_rng(0).normal(size=(200, 4)), "f")
@@ -123,6 +123,7 @@ def test_the_deviation_goes_where_the_distance_comes_to_its_target(name):
     assert seen == {False, True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ("dqn", pytest.param("td3", marks=pytest.mark.slow)))
 def test_after_many_rollouts_the_distance_is_what_was_asked_for(name):
     cfg = dataclasses.replace(CONFIGS[name], std=2.0, factor=1.05, redraw_every=10**9)
@@ -133,6 +134,7 @@ def test_after_many_rollouts_the_distance_is_what_was_asked_for(name):
     np.testing.assert_allclose(distance(name, algo, state, rollout.last_obs), TARGET[name], rtol=0.15)
 
 
+@pytest.mark.slow
 def test_any_number_of_devices_adapts_the_same():
     algo, state, rollout = made("dqn")
     mapped = fakes.make("dqn", network=NETWORK, exploration=CONFIGS["dqn"], axis_name=parallel.AXIS)
@@ -148,7 +150,7 @@ def test_any_number_of_devices_adapts_the_same():
 def test_without_it_a_state_has_no_further_leaf():
     for name in CONFIGS:
         algo = fakes.make(name)
-        state = fakes.init_state(algo)
+        state = fakes.made_up_state(algo)
         assert (hasattr(state, "noise"), algo.actor(state).noisy) == (False, ())
 
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import some_quick
 
 from jrl.algos import appo, ppo, sac, td3
 from jrl.errors import InputError
@@ -26,7 +27,7 @@ def env():
 def learned(algo: Algo, env, updates: int):
     """The States before and after each of so many updates on rollouts of the policy as it is."""
     collect = unroll.make(env, algo.act, length=8, carry=algo.carry)
-    state = fakes.init_state(algo)
+    state = fakes.made_up_state(algo)
     source, found = collect.init(jax.random.key(1), 0), [state]
     step, update = jax.jit(collect.step), jax.jit(algo.update)
     for i in range(updates):
@@ -42,7 +43,7 @@ def of_policy(state):
     return ({k: x for k, x in named.items() if "value" not in k}, {k: x for k, x in named.items() if "value" in k})
 
 
-@pytest.mark.parametrize("module", [ppo, appo])
+@pytest.mark.parametrize("module", some_quick([ppo, appo], ppo))
 def test_the_policy_begins_to_learn_after_the_value(module, env):
     cfg = module.Config(policy_after=2, num_epochs=2, num_minibatches=2, ent_coef=0.01, lr=1e-3)
     first, one, two, three = learned(module.make(cfg, env.spec, NetworkConfig(hidden=(8,))), env, 3)
@@ -56,6 +57,7 @@ def test_the_policy_begins_to_learn_after_the_value(module, env):
     assert all(np.any(value_1[k] != value_3[k]) for k in value)
 
 
+@pytest.mark.slow
 def test_without_it_the_policy_learns_at_once(env):
     learn = functools.partial(ppo.make, spec=env.spec, network=NetworkConfig(hidden=(8,)))
     first, one = learned(learn(ppo.Config()), env, 1)
@@ -73,7 +75,7 @@ def test_a_shared_torso_is_refused(env):
 def replayed(module, updates, **options):
     """The States before and after each of so many updates on one batch."""
     algo = module.make(module.Config(**options), fakes.spec(fakes.BOX), NetworkConfig(hidden=(8,)))
-    state = fakes.init_state(algo)
+    state = fakes.made_up_state(algo)
     slow = {"critic": jax.tree.map(lambda x: 0.5 * x, state.target_params["critic"])}  # which has a way to go
     state = state.replace(target_params={**state.target_params, **slow})
     batch, update, found = fakes.data(algo, fakes.spec(fakes.BOX), algo.actor(state)), jax.jit(algo.update), [state]
@@ -88,6 +90,7 @@ def kept(state):
     return rest(state.params), rest(state.opt_state), rest(state.target_params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("module", "every"), [(sac, 1), (sac, 2), (td3, 1), (td3, 2)])
 def test_the_policy_begins_to_learn_after_the_critics(module, every):
     first, one, two, three, four = replayed(module, 4, policy_after=2, policy_every=every)
@@ -101,6 +104,7 @@ def test_the_policy_begins_to_learn_after_the_critics(module, every):
     assert moved(before.params["actor"], after.params["actor"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [sac, td3])
 def test_critics_learn_meanwhile_as_if_the_policy_stood_still(module):
     still = {"actor_lr": 0.0} | ({"ent_coef_lr": 0.0} if module is sac else {})

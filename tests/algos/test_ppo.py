@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import some_quick
 from fakes import assert_close, assert_same, differ
 from ppo_reference import B, T, reference_update
 
@@ -42,7 +43,7 @@ def setting(cfg, action=None, network=fakes.NETWORK, observation=fakes.VECTOR, s
     """(spec, state, rollout): a policy away from its start, whose rollout was made by slightly different parameters."""
     env_spec = fakes.spec(action, observation, B)
     algo = ppo.make(cfg, env_spec, network)
-    state = fakes.perturbed(fakes.init_state(algo))
+    state = fakes.perturbed(fakes.made_up_state(algo))
     return env_spec, state, fakes.rollout(algo, env_spec, algo.actor(state), T=T, seed=seed)
 
 
@@ -74,7 +75,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", some_quick(CASES, "discrete", "discrete, value clipping, KL penalty, shared"))
 def test_update_is_the_reference(case):
     cfg, action, network = CASES[case]
     env_spec, state, rollout = setting(cfg, action, network)
@@ -120,6 +121,7 @@ def test_target_kl_stops_the_gradient_steps():
     assert differ(free.params, got.params)
 
 
+@pytest.mark.slow
 def test_adaptive_kl_coefficient():
     cfg = dataclasses.replace(BASE, kl_coef=0.2, kl_target=1.0)
     env_spec, state, rollout = setting(cfg)
@@ -132,6 +134,7 @@ def test_adaptive_kl_coefficient():
         assert float(metrics["policy/kl_coef"]) == float(after.own["kl_coef"])
 
 
+@pytest.mark.slow
 def test_the_weight_of_the_penalty_stays_within_bounds():
     cfg = dataclasses.replace(BASE, kl_coef=0.2, kl_target=100.0)
     env_spec, state, rollout = setting(cfg)
@@ -204,6 +207,7 @@ def test_parameter_count():
     assert sum(x.size for x in jax.tree.leaves(params)) == 134_915
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "network",
     [
@@ -242,6 +246,7 @@ def test_initial_standard_deviation():
 # ---------------------------------------------------------------- normalisation
 
 
+@pytest.mark.slow
 def test_observation_statistics():
     cfg = dataclasses.replace(BASE, normalize_obs=True, gamma=0.9)
     env_spec, state, _ = setting(cfg)
@@ -268,6 +273,7 @@ def test_observation_statistics():
     assert differ(act(algo.actor(state)), act(algo.actor(state).replace(obs_stats=start.obs_stats)))
 
 
+@pytest.mark.slow
 def test_what_is_not_a_float_is_not_normalised():
     """An integer divided by a deviation would no longer be a class."""
     observation = Dict((("class", Discrete(5)), ("bytes", Box((6,), "uint8", 0, 255))))
@@ -282,12 +288,13 @@ def test_what_is_not_a_float_is_not_normalised():
     assert_same(act(algo, after), act(ppo.make(BASE, env_spec, SEPARATE), plain))
 
 
+@pytest.mark.slow
 def test_reward_normalisation():
     """CartPole: the running return by a loop, its deviation over all rows that count, rewards divided by it."""
     cfg = dataclasses.replace(BASE, normalize_reward=True, gamma=0.9)
     env = build(classic.cartpole(), B)
     algo = ppo.make(cfg, env.spec, SEPARATE)
-    state = fakes.perturbed(fakes.init_state(algo))
+    state = fakes.perturbed(fakes.made_up_state(algo))
     collect = unroll.make(env, algo.act, length=T, running_return_gamma=algo.running_return_gamma)
     step, source = jax.jit(collect.step), jax.jit(collect.init)(KEY)
     running, seen = np.zeros(B), []

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import some_quick
 from fakes import assert_close, differ
 
 from jrl import networks
@@ -42,7 +43,7 @@ def update(cfg, state, rollout, network=NETWORK):
 def setting(cfg, seed=0):
     """A state away from its start, and a rollout that it made."""
     algo = pqn.make(cfg, SPEC, NETWORK)
-    state = fakes.perturbed(fakes.init_state(algo))
+    state = fakes.perturbed(fakes.made_up_state(algo))
     return state, fakes.rollout(algo, SPEC, algo.actor(state), T=T, seed=seed)
 
 
@@ -95,9 +96,12 @@ def reference_update(cfg, state, rollout, reward_scale=1.0):
     return jax.tree.map(step, params, gradient), value
 
 
+CHANGES = [{}, {"gamma": 0.7, "q_lambda": 0.0}, {"q_lambda": 1.0}, {"loss": "huber"}, {"max_grad_norm": 0.1}]
+
+
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"gamma": 0.7, "q_lambda": 0.0}, {"q_lambda": 1.0}, {"loss": "huber"}, {"max_grad_norm": 0.1}],
+    some_quick(CHANGES, *CHANGES[:3]),
     ids=str,
 )
 @pytest.mark.parametrize("seed", [0, 1])
@@ -146,6 +150,7 @@ def test_what_acting_stored_is_what_a_second_pass_gives():
     )
 
 
+@pytest.mark.slow
 def test_rewards_are_divided_by_the_deviation_of_the_return():
     cfg = dataclasses.replace(WHOLE, normalize_reward=True)
     state, rollout = setting(cfg)
@@ -158,6 +163,7 @@ def test_rewards_are_divided_by_the_deviation_of_the_return():
     assert pqn.make(WHOLE, SPEC).running_return_gamma is None
 
 
+@pytest.mark.slow
 def test_each_row_is_learned_from_once_an_epoch(monkeypatch):
     """With a vanishing step size the mean of the minibatches' losses is the loss over all rows."""
     cfg = dataclasses.replace(WHOLE, lr=0.0, num_epochs=3, num_minibatches=4)
@@ -188,7 +194,7 @@ def test_each_row_is_learned_from_once_an_epoch(monkeypatch):
 @pytest.mark.parametrize("chosen", [SoftQ(temperature=0.5), EpsilonGreedy(ladder=True)], ids=lambda cfg: cfg.name)
 def test_other_explorations_act(chosen):
     algo = pqn.make(pqn.Config(exploration=chosen), SPEC, NETWORK)
-    state = fakes.init_state(algo)
+    state = fakes.made_up_state(algo)
     rollout = fakes.rollout(algo, SPEC, algo.actor(state), T=64)
     assert set(np.unique(rollout.action)) == {0, 1, 2}
 
@@ -218,7 +224,7 @@ def test_the_state_of_an_exploration_starts_anew_with_each_episode():
     )
     algo = pqn.make(pqn.Config(exploration=Custom(path=f"{__name__}:Sweep")), env.spec, NETWORK)
     collect = unroll.make(env, algo.act, length=7, carry=algo.carry)
-    actor, step = algo.actor(fakes.init_state(algo)), jax.jit(collect.step)
+    actor, step = algo.actor(fakes.made_up_state(algo)), jax.jit(collect.step)
     state, first, _ = step(jax.jit(collect.init)(KEY), actor, KEY)
     _, second, _ = step(state, actor, KEY)
     action, mask = (np.concatenate([getattr(r, name)[:, 0] for r in (first, second)]) for name in ("action", "mask"))

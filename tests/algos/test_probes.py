@@ -6,7 +6,7 @@ import fakes
 import numpy as np
 import probes
 import pytest
-from cases import CASES
+from cases import CASES, some_quick
 from probes import train
 
 from jrl import algos
@@ -17,8 +17,7 @@ NAMES = tuple(name for name in algos.names() if not (fakes.in_teams(name) or fak
 GAMMA = 0.9
 ITERATIONS = {"ppo": 100, "dqn": 100, "impala": 100}  # that are enough of those whose tests are not slow
 
-QUICK = [name for name in NAMES if CASES[name].like is None] + ["impala"]
-each = pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in NAMES])
+each = pytest.mark.parametrize("name", some_quick(NAMES, "ppo"))
 
 
 @functools.cache
@@ -83,6 +82,7 @@ def test_delayed_reward(name):
     np.testing.assert_allclose(value([0.0, 1.0]), [0.7, 1.0], atol=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(  # what PPO's relatives learn with its Gaussian is compared with equations in their own tests
     "name", [n for n in NAMES if fakes.acts_in(n, Box) and CASES[n].like != "ppo"]
 )

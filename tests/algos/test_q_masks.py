@@ -39,7 +39,7 @@ def batch(mask, next_mask, **fields):
 def target_of(cfg, batch):
     algo = dqn.make(cfg, SPEC, LINEAR)
     table = lambda values: {"q_head": {"kernel": values, "bias": np.zeros(A, np.float32)}}
-    state = fakes.init_state(algo).replace(params=table(TABLE), target_params=table(TARGET))
+    state = fakes.made_up_state(algo).replace(params=table(TABLE), target_params=table(TARGET))
     return float(jax.jit(algo.update)(state, batch, KEY)[1].metrics["value/target"])
 
 
@@ -64,7 +64,7 @@ def test_outputs_of_actions_that_are_not_allowed_do_not_matter(options):
     """Nor does any gradient reach them."""
     cfg = change(BASE, **options)
     algo = dqn.make(cfg, SPEC, LINEAR)
-    state = fakes.perturbed(fakes.init_state(algo))
+    state = fakes.perturbed(fakes.made_up_state(algo))
     update, size = jax.jit(algo.update), 6 if cfg.head == "c51" else 5
     sample = batch([1, 0, 1], [1, 0, 1])
 
@@ -81,12 +81,13 @@ def test_outputs_of_actions_that_are_not_allowed_do_not_matter(options):
     assert kernel[:, 0].any()
 
 
+@pytest.mark.slow
 def test_pqn_with_memory_and_masks_against_a_walk():
     """Sequences of 4 steps: the loss is that of Q by the memory that acting had, across ends."""
     network = NetworkConfig(hidden=(6,), core=Gru(size=5), max_seq_len=4)
     cfg = pqn.Config(num_epochs=1, num_minibatches=1, max_grad_norm=None, lr=0.0, gamma=0.9, q_lambda=0.5)
     algo = pqn.make(cfg, SPEC, network)
-    state, T, B = fakes.perturbed(fakes.init_state(algo)), 8, 8
+    state, T, B = fakes.perturbed(fakes.made_up_state(algo)), 8, 8
     rng = np.random.default_rng(3)
     mask = np.concatenate([np.ones((T + 1, B, 1)), rng.random((T + 1, B, 2)) < 0.5], -1)
     obs = {"x": rng.normal(size=(T + 1, B, 4)).astype(np.float32), "action_mask": mask.astype(np.int8)}

@@ -62,6 +62,7 @@ def test_step_sizes_are_schedules_and_separate(name):
     assert_same(of.update(same, state, batch), of.update(spelt, state, batch))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cfg", "make", "steps"),
     [
@@ -87,7 +88,7 @@ def test_they_learn_a_bandit(cfg, make, steps):
 
         return jax.lax.scan(step, state, jax.random.split(KEY, steps))
 
-    state, metrics = run(fakes.init_state(algo))
+    state, metrics = run(fakes.made_up_state(algo))
     obs = jnp.array([[-0.5], [0.0], [0.5]])
     act = jax.jit(algo.act, static_argnames="explore")
     np.testing.assert_allclose(act(algo.actor(state), obs, (), KEY, explore=False).action, obs, atol=0.1)

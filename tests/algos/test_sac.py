@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import some_quick
 from fakes import assert_close, assert_same, differ
 from sac_reference import forward, one, reference
 from scipy import stats
@@ -32,7 +33,7 @@ def setting(cfg=BASE, action=BOX, observation=fakes.VECTOR, seed=0, network=fake
     """(algo, state, batch), the state away from its start and its targets away from the critics."""
     env_spec = fakes.spec(action, observation)
     algo = sac.make(cfg, env_spec, network)
-    state = fakes.perturbed(fakes.init_state(algo))
+    state = fakes.perturbed(fakes.made_up_state(algo))
     moved = fakes.perturbed(state.replace(params=state.target_params["critic"]), 0.5).params
     state = state.replace(target_params={"critic": moved})
     return algo, state, fakes.batch(algo, env_spec, algo.actor(state), N=N, seed=seed)
@@ -73,8 +74,14 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("action", [BOX, Discrete(3)], ids=str)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "action"),
+    some_quick(
+        [(case, action) for case in CASES for action in (BOX, Discrete(3))],
+        ("default", BOX), ("learned weight", Discrete(3)),
+    ),
+    ids=str,
+)  # fmt: skip
 def test_one_update_by_hand(case, action):
     """Targets are constants there, so that a gradient through them would be seen."""
     cfg = dataclasses.replace(BASE, **CASES[case])
@@ -158,6 +165,7 @@ def test_actions_stay_within_bounds_and_deviations_too():
 KEYS = jax.random.split(KEY, 20)
 
 
+@pytest.mark.slow
 def test_the_first_policy_is_nearly_the_same_everywhere():
     for action, spread in ((BOX, 0.05), (Discrete(3), 0.05)):
         algo, _, batch = setting(action=action)
@@ -193,7 +201,7 @@ def test_a_custom_exploration_gets_the_distribution():
 # ---------------------------------------------------------------- the temperature
 
 
-@pytest.mark.parametrize("action", [BOX, Discrete(3)], ids=str)
+@pytest.mark.parametrize("action", some_quick([BOX, Discrete(3)], Discrete(3)), ids=str)
 def test_the_temperature_moves_towards_the_target_entropy(action):
     _, state, batch = setting(action=action)
     entropy = float(update(BASE, state, batch, action=action)[1].metrics["policy/entropy"])
@@ -210,6 +218,7 @@ def test_the_temperature_starts_at_ent_coef():
     np.testing.assert_allclose(np.exp(jax.jit(algo.init)(KEY).params["log_ent_coef"]), 0.2, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_fixed_temperature_may_be_a_schedule():
     cfg = dataclasses.replace(BASE, learn_ent_coef=False, ent_coef=((0, 0.5), (100, 0.1)))
     _, state, batch = setting(cfg)
@@ -274,6 +283,7 @@ def test_targets_of_a_random_few_critics():
     assert np.bincount(seen).max() < 25
 
 
+@pytest.mark.slow
 def test_all_of_the_critics_are_a_choice_too():
     every = dataclasses.replace(BASE, target_critics=2)
     _, state, batch = setting()
@@ -285,6 +295,7 @@ def test_all_of_the_critics_are_a_choice_too():
     np.testing.assert_allclose(*targets, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_max_grad_norm():
     cfg = dataclasses.replace(BASE, max_grad_norm=1e-3)
     _, state, batch = setting(cfg)

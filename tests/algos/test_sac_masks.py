@@ -19,7 +19,7 @@ BASE = {"lr": 0.1, "adam_eps": 1.0, "gamma": 0.9}
 def masked_setting(**options):
     """(algo, state, batch, masks of obs and next_obs); nothing is allowed on a few rows, the last action on none."""
     algo = sac.make(sac.Config(**BASE, **options), MASKED, fakes.NETWORK)
-    state = fakes.perturbed(fakes.init_state(algo))
+    state = fakes.perturbed(fakes.made_up_state(algo))
     plain = fakes.spec(Discrete(A), Box((3,)))
     other = sac.make(sac.Config(**BASE), plain, fakes.NETWORK)
     batch = fakes.batch(other, plain, other.actor(state), N=N)

@@ -68,7 +68,7 @@ def setting(name, spec=None, explore=True, network=NETWORK, loss=None, **overrid
     """(algo, state, SequenceBatch, memory before each of its L rows [B, L, ...])"""
     spec, module = spec or SPECS[name], MODULES[name]
     algo = module.make(module.Config(**{"adam_eps": 1.0, "lr": 0.1, **overrides}), spec, network, loss=loss)
-    state = fakes.perturbed(fakes.init_state(algo))
+    state = fakes.perturbed(fakes.made_up_state(algo))
     return algo, state, *sequences(rollouts(algo, spec, algo.actor(state), explore=explore))
 
 
@@ -78,7 +78,7 @@ def policy_of(name, spec):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["sac", pytest.param("td3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["sac", "td3"])
 def test_learning_sees_what_acting_saw(name):
     """Across ends, the border of rollouts and the burn-in: memory and actions."""
     algo, state, batch, stored = setting(name, explore=False)
@@ -95,6 +95,7 @@ def test_learning_sees_what_acting_saw(name):
     assert np.abs(outputs(forgotten) - outputs(window)).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_targets_are_those_of_one_step_after_the_other():
     """Discrete SAC with masks: policy from the stored memory, critics from an episode's start K rows before."""
     seen = {}
@@ -174,7 +175,7 @@ def test_priorities_are_of_sequences():
 def test_what_the_networks_say_at_the_start():
     """`outputs`, for those who look at a policy, is that of an episode's first step."""
     algo, obs = sac.make(sac.Config(), CONTINUOUS, NETWORK), jax.random.normal(KEY, (B, 3))
-    state = fakes.perturbed(fakes.init_state(algo))
+    state = fakes.perturbed(fakes.made_up_state(algo))
     said = jax.jit(algo.outputs)(state, obs)
     best = jax.jit(algo.act, static_argnames="explore")(algo.actor(state), obs, algo.carry(B), KEY, explore=False)
     assert_same(best.extras["carry"], algo.carry(B).memory)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import some_quick
 from fakes import assert_close, assert_same, differ
 
 from jrl.algos import critics, td3
@@ -30,7 +31,7 @@ N = 32
 def setting(cfg=BASE, seed=0, network=fakes.NETWORK, spec=SPEC):
     """(algo, state, batch), the state away from its start and its targets away from the networks."""
     algo = td3.make(cfg, spec, network)
-    state = fakes.perturbed(fakes.init_state(algo))
+    state = fakes.perturbed(fakes.made_up_state(algo))
     state = state.replace(target_params=fakes.perturbed(state.replace(params=state.target_params), 0.5).params)
     return algo, state, fakes.batch(algo, spec, algo.actor(state), N=N, seed=seed)
 
@@ -102,7 +103,10 @@ def reference(cfg, state, batch, key):
     return params, target_params, metrics, jnp.where(weight > 0, jnp.abs(q - target[None]).mean(0), 0.0)
 
 
-@pytest.mark.parametrize("cfg", [BASE, DDPG, dataclasses.replace(BASE, num_critics=3)], ids=["td3", "ddpg", "three"])
+THREE = dataclasses.replace(BASE, num_critics=3)
+
+
+@pytest.mark.parametrize("cfg", some_quick([BASE, DDPG, THREE], BASE), ids=["td3", "ddpg", "three"])
 def test_one_update_by_hand(cfg):
     """Targets are constants there, so that a gradient through them would be seen."""
     _, state, batch = setting(cfg)
@@ -118,6 +122,7 @@ def test_one_update_by_hand(cfg):
     assert int(after.updates) == 1
 
 
+@pytest.mark.slow
 def test_target_noise_is_clipped():
     """Of deviation 0 the target is that of the policy's own action; a clip of 0 undoes any noise."""
     _, state, batch = setting()

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_td3
+from cases import some_quick
 from fakes import assert_close, assert_same
 from test_td3 import forward, q_of
 
@@ -72,7 +73,7 @@ def reference(cfg, state, batch):
     return {"critic": critic, "actor": adam(state.params["actor"], gradient, cfg.actor_lr)}, mean(target), loss
 
 
-@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("flags", some_quick(FLAGS, "TD3+BC"))
 def test_one_update_by_hand(flags):
     cfg = dataclasses.replace(BASE, **FLAGS[flags])
     state, batch = start()
@@ -83,6 +84,7 @@ def test_one_update_by_hand(flags):
     np.testing.assert_allclose(aux.metrics["loss/policy"], loss, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_scale_of_the_rewards_does_not_matter_to_the_policy():
     """Of a critic ten times as large TD3+BC's first step of the policy is the same."""
     cfg = dataclasses.replace(BASE, bc_alpha=2.5, lr=0.0)
@@ -102,6 +104,7 @@ def test_what_stands_where_the_data_have_no_next_action_is_not_read():
     assert_same(update(cfg, state, batch), update(cfg, state, spoiled))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"bc_alpha": 1.32}, {"actor_bc": 1 / 1.32}], ids=str)
 def test_the_policy_comes_to_where_both_pull_alike(options):
     """Reward 2 + a and data around -0.1: alpha / (2 + a), by Q and its mean size, is 2 (a + 0.1) at a = 0.2."""
@@ -114,7 +117,7 @@ def test_the_policy_comes_to_where_both_pull_alike(options):
         batch = Batch(obs, action, reward, jnp.zeros(64), obs, jnp.ones(64), jnp.arange(64))
         return algo.update(state, batch, jax.random.fold_in(key, 1))[0], None
 
-    state, _ = jax.jit(lambda state: jax.lax.scan(step, state, jax.random.split(KEY, 1500)))(fakes.init_state(algo))
+    state, _ = jax.jit(lambda state: jax.lax.scan(step, state, jax.random.split(KEY, 1500)))(fakes.made_up_state(algo))
     act = jax.jit(algo.act, static_argnames="explore")
     action = act(algo.actor(state), jnp.ones((1, 1)), (), KEY, explore=False).action
     np.testing.assert_allclose(action, [[0.2]], atol=0.03)

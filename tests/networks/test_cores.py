@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import some_quick
 
 from jrl.errors import InputError
 from jrl.fields import hyper
@@ -35,7 +36,10 @@ def _initial(name):
     return jax.device_get(jax.jit(core.init)(jax.random.key(0)))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+lstm = pytest.mark.parametrize("name", some_quick(CONFIGS, "lstm"))  # the others take up to half a minute to compile
+
+
+@lstm
 def test_kernels_of_the_inputs_begin_as_told(name):
     params = jax.jit(cores.make(CONFIGS[name], IN, weights="uniform").init)(jax.random.key(0))
     kernel = np.asarray(params["input_kernel"])
@@ -79,7 +83,7 @@ def _close(found, expected, tolerance=1e-5):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), found, expected)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@lstm
 def test_a_window_is_its_steps(name):
     core, params, carry, step, unroll = _made(name)
     x = _some(3, N, L, IN)
@@ -93,7 +97,7 @@ def test_a_window_is_its_steps(name):
         assert np.all(np.any(after[np.array([0, 3])] != 0, axis=tuple(range(1, after.ndim))))
 
 
-@pytest.mark.parametrize("name", [n if n == "gtrxl" else pytest.param(n, marks=pytest.mark.slow) for n in CONFIGS])
+@lstm
 def test_two_windows_are_one(name):
     _, params, carry, _, unroll = _made(name)
     x = _some(3, N, L, IN)
@@ -113,7 +117,7 @@ def test_attention_in_chunks_is_its_steps():
     _close(unroll(params, x, carry, reset), _steps(core, step, params, x, carry, reset))
 
 
-@pytest.mark.parametrize("name", ["lstm", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gru", "lru"))])
+@pytest.mark.parametrize("name", some_quick(("lstm", "gru", "lru"), "lstm"))
 def test_the_gradient_is_that_of_the_steps(name):
     core, params, carry, _, _ = _made(name)
     x, reset, weight = _some(3, N, 4, IN), RESET[:, 3:7], _some(6, N, 4, core.size)
@@ -130,7 +134,7 @@ def test_the_gradient_is_that_of_the_steps(name):
     assert all(np.any(leaf != 0) for leaf in jax.tree.leaves(found))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@lstm
 def test_nothing_passes_a_reset(name):
     core, params, carry, _, _ = _made(name)
     reset = np.zeros((N, L), bool)
@@ -148,7 +152,8 @@ def test_nothing_passes_a_reset(name):
             assert np.any(leaf[2:] != 0) == (name != "gtrxl")  # whose memory has no gradient
 
 
-@pytest.mark.parametrize("layers", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", [1, 2])
 def test_attention_reaches_as_far_as_its_memory(layers):
     core, params = cores.make(dataclasses.replace(GTRXL, layers=layers), IN), _made("gtrxl")[1]
     last = lambda x: jnp.sum(core.unroll(params, x, core.carry(1), jnp.zeros((1, L), bool))[0][:, -1] ** 2)
@@ -246,7 +251,7 @@ def _gtrxl(p, x):
     return rows
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", some_quick(CONFIGS, "lstm", "gru"))
 def test_it_is_the_formula(name):
     core, params, _, _, unroll = _made(name)
     x = _some(3, N, L, IN)
@@ -257,7 +262,7 @@ def test_it_is_the_formula(name):
 # ---------------------------------------------------------------- programs, types, beginnings
 
 
-@pytest.mark.parametrize("name", [n if n == "lstm" else pytest.param(n, marks=pytest.mark.slow) for n in CONFIGS])
+@lstm
 def test_bfloat16_is_only_of_the_products(name):
     _, params, carry, _, unroll = _made(name)
     core = cores.make(CONFIGS[name], IN, dtype="bfloat16")
@@ -272,9 +277,7 @@ def test_bfloat16_is_only_of_the_products(name):
     assert {g.dtype for g in jax.tree.leaves(grads)} == {jnp.dtype("float32")}
 
 
-@pytest.mark.parametrize(
-    "name", ["lstm", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gru", "gtrxl", "lru"))]
-)
+@lstm
 def test_members_of_a_population(name):
     core, params, carry, _, _ = _made(name)
     x = _some(3, N, 5, IN)
@@ -298,6 +301,7 @@ def test_columns_of_several_devices(four_devices):
     _close(jax.block_until_ready(jax.jit(whole)(params, x, carry, reset)), jax.grad(value)(params, x, carry, reset))
 
 
+@pytest.mark.slow
 def test_parameters_at_the_start():
     made = {name: _initial.__wrapped__(name) for name in CONFIGS}
     np.testing.assert_array_equal(made["lstm"]["recurrent_bias"], [0.0] * 5 + [1.0] * 5 + [0.0] * 10)
@@ -311,6 +315,7 @@ def test_parameters_at_the_start():
         assert ones == {name for name in params if "norm" in name and "scale" in name}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("r_min", "r_max"), [(0.5, 0.6), (0.0, 1.0)])
 def test_eigenvalues_lie_in_the_ring(r_min, r_max):
     core = cores.make(hyper.Lru(size=5, state=2_000, r_min=r_min, r_max=r_max), IN)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import some_quick
 
 from jrl import networks
 from jrl.errors import InputError
@@ -44,7 +45,7 @@ def by_hand(params, i, x):
     return np.array(out)
 
 
-@pytest.mark.parametrize("num_critics", [1, 2, 5])
+@pytest.mark.parametrize("num_critics", some_quick([1, 2, 5], 2))
 def test_each_critic_is_a_network_of_observation_and_action(num_critics):
     critics = build_critics(spec(), CFG, num_critics)
     params = jax.tree.map(lambda x: x + np.float32(0.1) * some(x.shape), jax.device_get(jax.jit(critics.init)(KEY)))
@@ -74,7 +75,7 @@ def test_a_gradient_reaches_its_own_critic_only():
         assert (np.asarray(leaf)[[0, 2]] == 0).all()
 
 
-@pytest.mark.parametrize("num_critics", [1, 3])
+@pytest.mark.parametrize("num_critics", some_quick([1, 3], 3))
 def test_discrete_actions_have_a_value_each(num_critics):
     env_spec = spec(action=Discrete(3))
     critics = build_critics(env_spec, CFG, num_critics)
@@ -101,7 +102,7 @@ OBSERVATIONS = [
 ]
 
 
-@pytest.mark.parametrize(("observation", "cfg", "action"), OBSERVATIONS, ids=str)
+@pytest.mark.parametrize(("observation", "cfg", "action"), some_quick(OBSERVATIONS, *OBSERVATIONS[1:3]), ids=str)
 def test_observation_and_action_both_count(observation, cfg, action):
     critics = build_critics(spec(observation, action), cfg, 2)
     rng = np.random.default_rng(0)
@@ -134,6 +135,7 @@ def test_bytes_are_scaled():
     np.testing.assert_allclose(applied(critics, params, np.asarray(obs, np.uint8), action), want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_layer_norm_and_dtype():
     cfg = NetworkConfig(hidden=(8, 6), layer_norm=True, dtype="bfloat16")
     critics = build_critics(spec(), cfg, 2)
@@ -151,6 +153,7 @@ def _dense(params):
     return {name: p for name, p in params["layers"].items() if name.startswith("Dense")}
 
 
+@pytest.mark.slow
 def test_vmap_over_seeds():
     critics = build_critics(spec(), CFG, 2)
     keys, obs, action = jax.random.split(KEY, 3), some((5, 4)), some((5, 2))
@@ -168,7 +171,7 @@ def test_a_torso_that_does_not_fit(action):
         build_critics(spec(IMAGE, action), NetworkConfig(torso="nature_cnn"), 2)
 
 
-@pytest.mark.parametrize("action", [ACTION, pytest.param(Discrete(3), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("action", some_quick([ACTION, Discrete(3)], ACTION), ids=str)
 def test_memory_runs_over_windows(action):
     """Row by row is all at once; a row knows of those before it, but of none before a reset."""
     critics = build_critics(spec(action=action), NetworkConfig(hidden=(8,), core=hyper.Gru(size=5)), 2)

@@ -112,11 +112,13 @@ def test_features_by_hand(kind):
     expected = features @ head["kernel"] + np.asarray(head["bias"])[None]
     np.testing.assert_allclose(value.reshape(6, 1), expected, atol=1e-5)
     # one torso for each head otherwise, with numbers of its own
-    apart = networks.build(SPEC, config(KINDS[kind]), {"policy": Head(2), "value": Head(1)}).init(jax.random.key(0))
+    network = networks.build(SPEC, config(KINDS[kind]), {"policy": Head(2), "value": Head(1)})
+    apart = jax.jit(network.init)(jax.random.key(0))
     a, b = (max(jax.tree.leaves(apart[f"{n}_torso"]), key=np.ndim) for n in ("policy", "value"))
     assert a.shape == b.shape == (11, 8) and float(jnp.abs(a - b).min()) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", quick("pair"))
 def test_critics_each_have_their_own(kind):
     spec = SPEC._replace(action=Box((2,)))
@@ -133,6 +135,7 @@ def test_critics_each_have_their_own(kind):
     np.testing.assert_allclose(q[1], (hidden @ head["kernel"])[:, 0], atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", quick("linen"))
 def test_behind_it_stands_the_core(kind):
     net = networks.build(SPEC, config(KINDS[kind], core=Gru(size=3)), {"policy": Head(2)})
@@ -187,7 +190,8 @@ def test_ppo_on_two_devices_and_from_its_checkpoint(kind, tmp_path):
     assert policy.act(obs).tolist() == logits.argmax(-1).tolist()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", quick("nnx"))
 def test_parameters_from_a_checkpoint(kind, tmp_path):
     net = networks.build(SPEC, config(KINDS[kind]), {"policy": Head(2)})
     params = jax.jit(net.init)(jax.random.key(0))

@@ -37,7 +37,12 @@ def batch(shape):
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (*shape, *np.shape(x))), OBS)
 
 
-@pytest.mark.parametrize("names", [("cam_left", ("cam", "left")), ("a/b", ("a", "b")), ("a/b_c", ("a_b", "c"))])
+ALIKE = [("cam_left", ("cam", "left")), ("a/b", ("a", "b")), ("a/b_c", ("a_b", "c"))]
+
+
+@pytest.mark.parametrize(
+    "names", [pytest.param(x, marks=[pytest.mark.slow] if x is not ALIKE[1] else []) for x in ALIKE]
+)
 def test_names_that_are_alike_have_encoders_of_their_own(names):
     one, (first, second) = names
     space = Dict(((one, Box((2,))), (first, Dict(((second, Box((3,))),)))))
@@ -94,6 +99,7 @@ def test_every_array_is_read(path, applied):
     assert np.abs(np.asarray(mine) - theirs).max() > 1e-4
 
 
+@pytest.mark.slow
 def test_image_max():
     grid = Box((7, 7, 3), "uint8", 0, 10)
     obs = np.full((1, 7, 7, 3), 5, np.uint8)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import some_quick
 
 from jrl import networks
 from jrl.errors import InputError
@@ -74,7 +75,10 @@ def test_heads_have_their_gain():
 
 
 @pytest.mark.parametrize("init", ["lecun", "uniform"])
-@pytest.mark.parametrize(("torso", "layer", "fan_in"), [("mlp", "Dense_0", 300), ("small_cnn", "Conv_1", 3 * 3 * 16)])
+@pytest.mark.parametrize(
+    ("torso", "layer", "fan_in"),
+    some_quick([("mlp", "Dense_0", 300), ("small_cnn", "Conv_1", 3 * 3 * 16)], ("mlp", "Dense_0", 300)),
+)
 def test_initial_weights_go_by_the_number_of_inputs(init, torso, layer, fan_in):
     space = Box((10, 10, 3), "uint8", 0, 255)
     network = build(space, NetworkConfig(hidden=(200,), torso=torso, init=init), {"value": Head(1)})
@@ -120,7 +124,7 @@ SPACES = {
 }
 
 
-@pytest.mark.parametrize("name", SPACES)
+@pytest.mark.parametrize("name", some_quick(SPACES, "vector", "multi"))
 def test_leading_axes(name):
     space, draw = SPACES[name]
     network = build(space, NetworkConfig(hidden=(8,), torso="impala" if "image" in name else "auto"))
@@ -171,7 +175,9 @@ def test_nature_cnn_has_the_published_size():
     assert torso == convolutions + 7 * 7 * 64 * 512 + 512 == 1_684_128
 
 
-@pytest.mark.parametrize("cfg", [{"dtype": "bfloat16"}, {"layer_norm": True}, {"init": "lecun"}])
+@pytest.mark.parametrize(
+    "cfg", some_quick([{"dtype": "bfloat16"}, {"layer_norm": True}, {"init": "lecun"}], {"layer_norm": True})
+)
 def test_options(cfg):
     network = build(Box((4,)), NetworkConfig(hidden=(8,), **cfg))
     params = jax.jit(network.init)(jax.random.key(0))

@@ -91,6 +91,7 @@ def test_noisy_heads():
     assert np.abs(partly - silent[0]).min() > 0 and np.abs(partly - first[0]).min() > 0
 
 
+@pytest.mark.slow
 def test_each_layer_has_noise_of_its_own():
     """With biases alone noisy, a hidden layer of relu(f_1) in front of the identity gives relu(f_1) + f_2."""
     heads = {name: Head(6, 1.0, 1.0) for name in ("value", "advantage")}
@@ -127,6 +128,7 @@ def test_a_head_with_layers_of_its_own_by_hand():
         np.testing.assert_allclose(out, y @ np.asarray(head["kernel"]) + np.asarray(head["bias"])[None], atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [None, 0.5])
 def test_options_reach_the_layers_of_heads(noise):
     cfg = NetworkConfig(hidden=(8,), head_hidden=(6,), layer_norm=True, dtype="bfloat16", shared=True)

@@ -54,6 +54,7 @@ def along(q, v, state, action, mask):
     return q[state[:, :-1], action], jnp.where(there, v[state], 0.0)
 
 
+@jax.jit
 def of_all(reward, mask, ratio, q, v, weight):
     """[len(METHODS)] f32."""
     plain = (reward, mask, ratio, GAMMA, weight)
@@ -72,6 +73,7 @@ def of_all(reward, mask, ratio, q, v, weight):
 # ---------------------------------------------------------------- what a linear solve says
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "steps"), [(chain, 50), (grid, 70)])
 def test_estimates_of_ten_thousand_episodes_are_within_three_standard_errors(make, steps):
     process = make()
@@ -131,6 +133,7 @@ def repeated():
     return truth, jax.tree.map(np.asarray, found)
 
 
+@pytest.mark.slow
 def test_intervals_of_95_percent_cover_as_often(repeated):
     truth, found = repeated
     covered = ((found.low <= truth) & (truth <= found.high)).mean(0)
@@ -138,12 +141,14 @@ def test_intervals_of_95_percent_cover_as_often(repeated):
     assert ((covered >= 0.92) & (covered <= 0.98)).all()
 
 
+@pytest.mark.slow
 def test_standard_errors_are_those_of_the_repetitions(repeated):
     truth, found = repeated
     np.testing.assert_allclose(found.error.mean(0), found.value.std(0), rtol=0.15)
     assert (np.abs(found.value.mean(0) - truth) < 4 * found.value.std(0) / np.sqrt(300) + 0.01).all()
 
 
+@pytest.mark.slow
 def test_what_is_doubly_robust_errs_less_than_importance_sampling(repeated):
     truth, found = repeated
     error = dict(zip(METHODS, np.sqrt(np.square(found.value - truth).mean(0)), strict=True))
@@ -151,6 +156,9 @@ def test_what_is_doubly_robust_errs_less_than_importance_sampling(repeated):
 
 
 # ---------------------------------------------------------------- by hand
+
+
+effective_sample_size = jax.jit(estimators.effective_sample_size)
 
 
 def arrays(seed=0, E=7, T=6):
@@ -202,7 +210,7 @@ def test_one_policy_s_own_episodes_give_their_mean_return():
     for estimate in (estimators.importance_sampling, estimators.per_decision, estimators.weighted_per_decision):
         np.testing.assert_allclose(estimate(reward, mask, 0 * ratio, GAMMA), mean, rtol=1e-6)
     assert estimators.importance_sampling(reward, mask, 0 * ratio, GAMMA) == mean
-    assert estimators.effective_sample_size(mask, 0 * ratio) == 7
+    assert effective_sample_size(mask, 0 * ratio) == 7
     assert estimators.mean_ratio(mask, 0 * ratio) == 1
 
 
@@ -211,7 +219,7 @@ def test_what_stands_behind_the_end_changes_nothing():
     behind = np.concatenate([np.zeros((7, 1), bool), ~mask], 1)
     behind[np.arange(7), mask.sum(1)] = False  # the final observation
     for junk in (5.0, np.nan, -np.inf):
-        fill = lambda x, where, junk=junk: jnp.where(where, junk, x)
+        fill = lambda x, where, junk=junk: np.where(where, np.float32(junk), x)
         filled = (fill(reward, ~mask), mask, fill(ratio, ~mask), fill(q, ~mask), fill(v, behind))
         np.testing.assert_array_equal(of_all(*filled, None), of_all(reward, mask, ratio, q, v, None))
 
@@ -227,10 +235,10 @@ def test_weights_of_long_episodes_stay_finite():
     found = dict(zip(METHODS, np.asarray(of_all(reward, mask, ratio, q, v, None)), strict=True))
     assert all(map(np.isfinite, found.values()))
     np.testing.assert_allclose(found["wis"], (1 + 3 * 2) / 4 * (1 - GAMMA**1000) / (1 - GAMMA), rtol=1e-4)
-    np.testing.assert_allclose(estimators.effective_sample_size(mask, ratio), 16 / 10, rtol=1e-4)
+    np.testing.assert_allclose(effective_sample_size(mask, ratio), 16 / 10, rtol=1e-4)
     never = np.full((3, 1000), -np.inf, np.float32)
     assert (of_all(reward, mask, never, q, v, None) == 0).all()
-    assert estimators.effective_sample_size(mask, never) == 0
+    assert effective_sample_size(mask, never) == 0
 
 
 def test_arrays_that_do_not_fit_are_named():

@@ -19,9 +19,9 @@ DRAWS = {
 @pytest.mark.parametrize("name", DRAWS)
 def test_distribution_within_a_key_and_across_keys(name):
     draw, law = DRAWS[name]
-    within = np.asarray(draw(jax.random.key(1), (N,)))
+    within = np.asarray(jax.jit(draw, static_argnums=1)(jax.random.key(1), (N,)))
     keys = jax.random.split(jax.random.key(2), N)
-    across = np.asarray(jax.vmap(lambda k: draw(k, (2,)))(keys))
+    across = np.asarray(jax.jit(jax.vmap(lambda k: draw(k, (2,))))(keys))
     for sample in (within, across[:, 0], across[:, 1]):
         assert np.isfinite(sample).all()
         assert stats.kstest(sample, law.cdf).pvalue > 1e-4
@@ -38,9 +38,11 @@ def test_extremes_are_finite(monkeypatch):
 
 
 def test_integers_and_permutations_are_uniform():
-    counts = np.bincount(np.asarray(random.integers(jax.random.key(3), (70_000,), 7)), minlength=7)
+    integers = jax.jit(random.integers, static_argnums=(1, 2))
+    counts = np.bincount(np.asarray(integers(jax.random.key(3), (70_000,), 7)), minlength=7)
     assert stats.chisquare(counts).pvalue > 1e-4
-    orders = np.asarray(jax.vmap(lambda k: random.permutation(k, 5))(jax.random.split(jax.random.key(4), 24_000)))
+    permute = jax.jit(jax.vmap(lambda k: random.permutation(k, 5)))
+    orders = np.asarray(permute(jax.random.split(jax.random.key(4), 24_000)))
     assert (np.sort(orders, 1) == np.arange(5)).all()
     for place in range(5):
         assert stats.chisquare(np.bincount(orders[:, place], minlength=5)).pvalue > 1e-4

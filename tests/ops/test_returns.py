@@ -228,16 +228,20 @@ def test_no_gradient_flows_into_targets(name):
 
 def test_no_gradient_flows_into_hyperparameters():
     reward, terminated, done, value, _ = off_policy_rollout()
-    assert jax.grad(lambda gamma: gae(reward, terminated, done, value, gamma=gamma, gae_lambda=0.5)[0].sum())(0.9) == 0
+    assert (
+        jax.jit(jax.grad(lambda gamma: gae(reward, terminated, done, value, gamma=gamma, gae_lambda=0.5)[0].sum()))(0.9)
+        == 0
+    )
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_float32_under_jit_and_vmap(name):
     """One rollout at a time equals all at once; narrow or wide inputs give float32."""
     batches = [off_policy_rollout(seed) for seed in range(3)]
-    together = jax.jit(jax.vmap(TARGETS[name]))(*map(jnp.stack, zip(*batches, strict=True)))
+    alone = jax.jit(TARGETS[name])
+    together = jax.jit(jax.vmap(TARGETS[name]))(*map(np.stack, zip(*batches, strict=True)))
     for i, batch in enumerate(batches):
-        for one, all_ in zip(jax.tree.leaves(TARGETS[name](*batch)), jax.tree.leaves(together), strict=True):
+        for one, all_ in zip(jax.tree.leaves(alone(*batch)), jax.tree.leaves(together), strict=True):
             assert one.dtype == all_.dtype == jnp.float32
             np.testing.assert_allclose(one, all_[i], rtol=1e-5, atol=1e-5)
     reward, terminated, done, value, log_rho = batches[0]

@@ -127,6 +127,7 @@ def test_in_place(name, program, length):
     assert faults(jax.jit(program(buffer), donate_argnums=0), buffer.init(), rollout_of(length)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("length", "program", "name"),
     [

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import some_quick
 from replay_oracle import Oracle, World, assert_trees_equal, plain, struct
 
 from jrl.replay import prioritized, ring, sequences, storage
@@ -23,8 +24,10 @@ def following(rows, t, steps):
     return rows[end]["action"] if end < len(rows) and rows[end]["mask"] else None
 
 
-@pytest.mark.parametrize("in_step", [True, False])
-@pytest.mark.parametrize(("n_step", "stack"), [(1, 1), (3, 1), (1, 3)])
+ROWS = [(n_step, stack, in_step) for n_step, stack in ((1, 1), (3, 1), (1, 3)) for in_step in (True, False)]
+
+
+@pytest.mark.parametrize(("n_step", "stack", "in_step"), some_quick(ROWS, (1, 3, True), (3, 1, False)))
 def test_every_row_is_as_in_a_list(n_step, stack, in_step):
     world = World(B, 0, stack)
     rows = storage.make(
@@ -77,7 +80,7 @@ def test_sequences_have_one_for_each_of_their_rows():
     assert 0 < want.sum() < live.sum()
 
 
-@pytest.mark.parametrize("make", [ring.make, prioritized.make])
+@pytest.mark.parametrize("make", some_quick([ring.make, prioritized.make], ring.make))
 def test_buffers_hand_it_on_where_they_are_asked(make):
     options = {"capacity": 120, "num_envs": 2, "batch_size": 64, "gamma": 0.9}
     options |= {"alpha": 0.6, "beta": 0.4} if make is prioritized.make else {}

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import some_quick
 from replay_oracle import Oracle, World, assert_trees_equal, jitted, plain, struct
 
 from jrl.replay import prioritized, ring, sum_tree
@@ -46,6 +47,7 @@ def test_rows_are_drawn_in_proportion_to_priority(alpha):
     np.testing.assert_allclose(batch.weight, weight / weight.max(-1, keepdims=True), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_deep_tree_is_drawn_from_anew_half_way_down(monkeypatch):
     """As one of more than 2^20 rows: in the same proportion, and other rows than the first draw alone leads to."""
     priority = np.random.default_rng(0).uniform(0.1, 4.0, 40).astype(np.float32)
@@ -88,7 +90,7 @@ def test_a_priority_of_zero_can_still_be_drawn():
     np.testing.assert_array_equal(batch.weight, 1.0)
 
 
-@pytest.mark.parametrize(("stack", "in_step"), [(1, False), (3, True), (3, False)])
+@pytest.mark.parametrize(("stack", "in_step"), some_quick([(1, False), (3, True), (3, False)], (3, True)))
 def test_who_can_be_drawn_after_random_adds(stack, in_step):
     """Exactly the rows that are not void and whose successor and frames are there; what is drawn is as in a list."""
     slots, gamma = 14, 0.9
@@ -149,6 +151,7 @@ def test_a_row_that_is_gone_takes_no_priority():
     assert (before[[3, 5]] > 0).all()
 
 
+@pytest.mark.slow
 def test_beta_follows_environment_steps_on_all_devices():
     beta = ((0.0, 0.0), (400.0, 1.0))
     buffer = small(beta=beta, num_devices=10, capacity=100, batch_size=16)
@@ -172,6 +175,7 @@ def test_the_step_counter_saturates():
     assert int(state.priorities.steps) == 2**32 - 1
 
 
+@pytest.mark.slow
 def test_alpha_beta_and_eps_may_be_traced():
     def weight(alpha, beta, eps):
         buffer = small(alpha=alpha, beta=beta, eps=eps, capacity=20)

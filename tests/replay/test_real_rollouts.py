@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import some_quick
 
 from jrl import config, envs
 from jrl.envs.envpool_env import load_envpool
@@ -85,7 +86,7 @@ def test_pong_stacks_are_rebuilt_to_the_last_bit():
     assert repeated.any()  # stacks of an episode's first steps were among them
 
 
-@pytest.mark.parametrize("backend", ["jax", "envpool"])
+@pytest.mark.parametrize("backend", some_quick(["jax", "envpool"], "jax"))
 def test_cartpole_bootstraps_at_time_limits_only(backend):
     env = envs.make("CartPole-v1", backend=backend, num_envs=4, options={"max_episode_steps": 15})
     parts = list(rollouts(env, length=32, count=6))
@@ -128,6 +129,7 @@ def test_the_frames_of_a_stack_are_those_of_the_options(options, on_top, want):
     assert build_learner.frame_stack(cfg, env.spec) == want
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "on_top", "want"),
     [

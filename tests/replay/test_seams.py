@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numbered
 import numpy as np
 import pytest
+from cases import some_quick
 
 from jrl import envs
 from jrl.learn import parallel
@@ -102,7 +103,9 @@ SPEEDS = {
 }
 
 
-@pytest.mark.parametrize(("speeds", "lag"), [*((speeds, 2) for speeds in SPEEDS), ("uneven", 1)])
+@pytest.mark.parametrize(
+    ("speeds", "lag"), some_quick([*((speeds, 2) for speeds in SPEEDS), ("uneven", 1)], ("uneven", 2))
+)
 def test_what_comes_from_runners_out_of_step(monkeypatch, speeds, lag):
     """As a run does it: one part of each in every call, each in its own block of columns, which goes on for ever."""
     record, rollouts = collected(monkeypatch, numbered.Cluster(SPEEDS[speeds]), length=1, lag=lag)
@@ -112,6 +115,7 @@ def test_what_comes_from_runners_out_of_step(monkeypatch, speeds, lag):
     assert full > 0.6
 
 
+@pytest.mark.slow
 def test_runners_that_stand_in_for_others(monkeypatch):
     """Where a part stands in the block of another, the column has a seam; nothing is lost or taken for another's."""
     cluster = numbered.Cluster(SPEEDS["one is slow"])
@@ -149,6 +153,7 @@ def test_synchronous_runners_one_of_which_is_gone(monkeypatch):
 # ------------------------------------------------------------ one process
 
 
+@pytest.mark.slow
 def test_pools_that_are_reset():
     """Columns that move in step: a reset costs each of them a slot."""
     record = {}
@@ -194,7 +199,7 @@ def as_state(like, found):
     return jax.tree.map(lambda x, y: jnp.asarray(y).reshape(x.shape), like, found)
 
 
-@pytest.mark.parametrize("in_step", [True, False])
+@pytest.mark.parametrize("in_step", some_quick([True, False], True))
 def test_a_run_goes_on_without_runners_or_with_them(monkeypatch, in_step):
     """Columns with a head each, half of which stood still for a while, get one for all; and the other way round."""
     with warnings.catch_warnings():
@@ -272,6 +277,7 @@ def plain_buffers():
     return [(buffer, jax.jit(jax.vmap(buffer.sample, (None, 0)))) for buffer in (of_rows, of_sequences)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("length", "batch_size"), [(1, 3), (4, 2)])
 def test_what_comes_from_environments_out_of_step(length, batch_size):
     """EnvPool with `batch_size`: columns go on where they were, whatever padding the rollouts have in between."""

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from cases import some_quick
 from replay_oracle import Oracle, World, assert_trees_equal, jitted, plain, struct
 
 from jrl.replay import ring, sequences, sum_tree
@@ -46,7 +47,8 @@ def reference(rows, place):
 
 
 @pytest.mark.parametrize(  # every pair of them
-    ("alpha", "stack", "in_step"), [(None, 1, True), (None, 3, False), (0.6, 1, False), (0.6, 3, True)]
+    ("alpha", "stack", "in_step"),
+    some_quick([(None, 1, True), (None, 3, False), (0.6, 1, False), (0.6, 3, True)], (None, 1, True), (0.6, 1, False)),
 )
 def test_every_sequence_is_as_in_a_list(alpha, stack, in_step):
     world, oracle = World(3, 1, stack), Oracle(3, stack, in_step)
@@ -114,7 +116,7 @@ def test_every_sequence_is_as_in_a_list(alpha, stack, in_step):
     assert sample.action["force"].shape == (200, LENGTH, 2)
 
 
-@pytest.mark.parametrize("alpha", [None, 0.0])
+@pytest.mark.parametrize("alpha", some_quick([None, 0.0], None))
 def test_sequences_are_drawn_uniformly(alpha):
     options = {"capacity": 40, "num_envs": 2, "batch_size": 500, "gamma": 0.5, "n_step": (1, 3), "length": 4}
     buffer = jitted(sequences.make(struct((1,)), struct((), "int32"), alpha=alpha, **options))

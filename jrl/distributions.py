@@ -24,10 +24,10 @@ from jrl.ops.exploration import allowed, masked_logits
 from jrl.types import Box, Dict, Discrete, InputError, Leaf, MultiBinary, MultiDiscrete, PyTree, Space, Tuple
 
 __all__ = [
+    "ActionHead",
     "Bernoulli",
     "Categorical",
     "DiagGaussian",
-    "Head",
     "Joint",
     "MultiCategorical",
     "TanhGaussian",
@@ -337,7 +337,7 @@ def batched(dist: Any) -> Any:
     return dist
 
 
-class Head(NamedTuple):
+class ActionHead(NamedTuple):
     """Output size of a policy network, and the function from outputs to a distribution."""
 
     size: int
@@ -347,7 +347,7 @@ class Head(NamedTuple):
     make: Callable
 
 
-def action_distribution(space: Space, *, squash: bool = False) -> Head:
+def action_distribution(space: Space, *, squash: bool = False) -> ActionHead:
     """Makes the head for the actions of `space`.
 
     Discrete: Categorical; MultiDiscrete: MultiCategorical; MultiBinary: Bernoulli. These ignore `log_std`. Box of
@@ -362,7 +362,7 @@ def action_distribution(space: Space, *, squash: bool = False) -> Head:
       space:  action space.
       squash: whether actions of a Box lie in (-1, 1).
     Returns:
-      Head(size, num_gaussian, make).
+      ActionHead(size, num_gaussian, make).
     Raises:
       InputError: no distribution for this space. `make`: ValueError, wrong size, or no `log_std` for a Box.
 
@@ -403,11 +403,11 @@ def action_distribution(space: Space, *, squash: bool = False) -> Head:
         part_args = zip(parts, _split(outputs, sizes), log_stds, masks, strict=True)
         return Joint(spaces.from_leaves(space, [part.build(*args) for part, *args in part_args]))
 
-    return Head(size, num_gaussian, make)
+    return ActionHead(size, num_gaussian, make)
 
 
 class _Part(NamedTuple):
-    """Part of a Head for one array of the actions."""
+    """Part of a ActionHead for one array of the actions."""
 
     size: int
     num_gaussian: int

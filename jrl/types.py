@@ -15,7 +15,7 @@ from flax import struct
 
 from jrl.errors import InputError as InputError
 from jrl.fields import bounds, validation
-from jrl.fields.data import Fixed as Fixed
+from jrl.fields.data import DataSets as DataSets
 from jrl.fields.data import Fresh as Fresh
 from jrl.fields.data import Replay as Replay
 
@@ -429,13 +429,13 @@ class Algo(NamedTuple):
     """An algorithm as pure functions."""
 
     init: Callable[[Key], PyTree]  # key -> State
-    actor: Callable[[PyTree], PyTree]  # State -> Actor, the part of the State that `act` needs
+    actor: Callable[[PyTree], PyTree]  # State -> ActorState, the part of the State that `act` needs
     # batch_size -> recurrent state [B, ...]; () without one. The algorithms of jrl also take `first` and `total`: the
     # index of the first environment and their number, for exploration that differs between environments
     carry: Callable[..., PyTree]
     act: Callable[..., ActOut]  # (actor, obs[B, *], carry, key, explore=True)
     update: Callable[[PyTree, Any, Key], tuple[PyTree, UpdateAux]]  # (state, Rollout | Batch | SequenceBatch, key)
-    data: Fresh | Replay | Fixed  # kind of data: fresh rollouts, replay, or data sets
+    data: Fresh | Replay | DataSets  # kind of data: fresh rollouts, replay, or data sets
     # (State, Rollout) -> State with the new rollout's statistics, such as the count of environment steps. Needed with
     # replay and for algorithms that can learn from a rollout more than once; others do this in `update`
     ingest: Callable[[PyTree, Rollout], PyTree] | None = None

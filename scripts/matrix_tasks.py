@@ -14,7 +14,7 @@ from jrl.envs.jax_env import Definition
 from jrl.envs.jax_ids import load_definition
 from jrl.envs.multi_agent import MultiDefinition
 from jrl.envs.multi_toys import copy_task as copies
-from jrl.fields.data import Fixed, Replay, learns_from
+from jrl.fields.data import DataSets, Replay, learns_from
 from jrl.types import Box
 
 ECHO, NESTED, TWO = "matrix-echo", "matrix-nested", "matrix-two"  # env.id of `echo`, `nested` and `two`
@@ -211,7 +211,7 @@ def settings(algo: str, column: str, seed: int = 0) -> dict[str, Any]:
     }
     for more in (_ALL, of_algorithm(algo), COLUMNS[column].config):
         tree = config.merge(tree, more)
-    if learns_from(algos.get_config_class(algo)) is Fixed:
+    if learns_from(algos.get_config_class(algo)) is DataSets:
         tree = config.merge(tree, {"data": {"input": f"matrix-data-{column}"}})
     if algo == "dt":
         told = {"target_return": task.best, "return_scale": abs(task.best), "step_scale": 10.0}

@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 
 from jrl import algos, config, spaces_json
-from jrl.fields.data import Fixed, learns_from
+from jrl.fields.data import DataSets, learns_from
 from jrl.run import build
 from jrl.run.preflight import resolved
 from jrl.run.store import checkpoint
@@ -19,7 +19,7 @@ def save(
     `own` is the environment's observation space, where `spec` has what frame stacks or previous actions make of it.
     """
     stop, given = "env_steps=100000", ["network.hidden=[8]", *overrides]
-    if learns_from(algos.get_config_class(algo)) is Fixed:
+    if learns_from(algos.get_config_class(algo)) is DataSets:
         stop, given = "updates=100000", [*given, "data.input=nowhere"]
     cfg = config.load(None, given, algo=algo, env=env, stop=[stop])
     return _written(directory, cfg, spec, change, own)

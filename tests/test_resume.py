@@ -15,7 +15,7 @@ import pytest
 
 from jrl import algos, config, train
 from jrl.algos import ppo
-from jrl.fields.data import Fixed, Replay, learns_from
+from jrl.fields.data import DataSets, Replay, learns_from
 from jrl.metrics import loggers
 from jrl.networks import NetworkConfig
 from jrl.replay import prioritized, ring, sum_tree
@@ -249,7 +249,7 @@ def test_a_killed_and_resumed_run_is_the_same_to_the_last_bit(tmp_path):
 ON_IN_JAX = [
     pytest.param(algo, "jax", "bitwise", marks=[] if algo == "dqn" else [pytest.mark.slow])
     for algo in algos.names()
-    if learns_from(algos.get_config_class(algo)) is not Fixed  # which no environment teaches
+    if learns_from(algos.get_config_class(algo)) is not DataSets  # which no environment teaches
 ]
 
 

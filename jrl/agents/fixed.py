@@ -190,8 +190,8 @@ def _of_one_kind(groups: Sequence[Group], num_agents: int, parts: Sequence[PyTre
 def acting(groups: Sequence[Group], num_agents: int) -> Algo:
     """Returns an Algo in which each policy acts in its own columns.
 
-    Its State is a dict by policy, as in checkpoints. Actor, carry and extras are dicts by group. The carry of a group
-    has all columns, so that code that resets it needs no groups.
+    Its State is a dict by policy, as in checkpoints. ActorState, carry and extras are dicts by group. The carry of a
+    group has all columns, so that code that resets it needs no groups.
 
     Args:
       groups: groups, which own each agent once.

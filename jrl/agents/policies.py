@@ -29,7 +29,7 @@ MakeAlgo = Callable[[RunConfig, EnvSpec], Algo]
 
 
 class Policies(abc.ABC):
-    """Policies of a run. Their State is a dict by policy, their Actor a dict by group.
+    """Policies of a run. Their State is a dict by policy, their ActorState a dict by group.
 
     Attributes:
       cfg: config of the run.
@@ -114,7 +114,7 @@ class Policies(abc.ABC):
         return group.names[0] in self.trained
 
     def by_name(self, by_group: PyTree) -> dict[str, PyTree]:
-        """Returns a State or Actor by group as a dict by policy."""
+        """Returns a State or ActorState by group as a dict by policy."""
         return fixed.by_policy_name(self.groups, by_group)
 
     def states(self, kept: PyTree) -> dict[str, PyTree]:

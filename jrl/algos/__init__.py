@@ -50,7 +50,7 @@ from typing import Any
 
 from jrl import registry
 from jrl.errors import InputError, short
-from jrl.fields.data import Fixed, Replay, learns_from, traits
+from jrl.fields.data import DataSets, Replay, learns_from, traits
 from jrl.fields.hyper import NetworkConfig
 
 _MODULES = {
@@ -175,8 +175,8 @@ def critic_faults(cfg: Any, network: NetworkConfig) -> list[str]:
 
 def alike(cfg: Any, others: Iterable[str]) -> list[str]:
     """Returns the names in `others` that learn from the same kind of data as `cfg`."""
-    needs_data = learns_from(type(cfg)) is Fixed
-    return [name for name in others if (learns_from(get_config_class(name)) is Fixed) == needs_data]
+    needs_data = learns_from(type(cfg)) is DataSets
+    return [name for name in others if (learns_from(get_config_class(name)) is DataSets) == needs_data]
 
 
 def either(names: Sequence[str]) -> str:

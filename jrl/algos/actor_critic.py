@@ -11,7 +11,7 @@ from jrl import networks as nets
 from jrl.algos import agent as agents
 from jrl.algos import observer as observers
 from jrl.algos import parts, sequences
-from jrl.algos.agent import Actor, Agent, Common, Records, State
+from jrl.algos.agent import ActorState, Agent, Common, Records, State
 from jrl.algos.custom_loss import Loss
 from jrl.algos.observer import Observer
 from jrl.networks import Head, NetworkConfig
@@ -161,13 +161,13 @@ def init(cfg: Common, agent: Agent, key: Key) -> State:
     return agents.begin(cfg, agent, key, agent.net.init(key))
 
 
-def policy(cfg: Common, agent: Agent, actor: Actor, obs: PyTree, memory: PyTree, explore: bool):
+def policy(cfg: Common, agent: Agent, actor: ActorState, obs: PyTree, memory: PyTree, explore: bool):
     """Returns the distribution of actions [B]."""
     dist, _, memory = agent.net.step(actor.params, obs, memory)
     return dist, memory, {}
 
 
-def policy_and_value(cfg: Common, agent: Agent, actor: Actor, obs: PyTree, memory: PyTree, explore: bool):
+def policy_and_value(cfg: Common, agent: Agent, actor: ActorState, obs: PyTree, memory: PyTree, explore: bool):
     """Returns the distribution of actions [B], and V(obs) for the rollout's extras."""
     dist, value, memory = agent.net.step(actor.params, obs, memory)
     return dist, memory, {"value": value}

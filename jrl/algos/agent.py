@@ -30,7 +30,7 @@ from jrl.algos import observer as observers
 from jrl.algos.exploration import Exploration, Explorer, ParameterNoise, Stochastic
 from jrl.algos.observer import Observer
 from jrl.fields.bounds import NonNegativeSchedule, Positive, Unit
-from jrl.fields.data import Fixed, Fresh, Replay
+from jrl.fields.data import DataSets, Fresh, Replay
 from jrl.networks import NetworkConfig
 from jrl.ops import exploration as ops
 from jrl.ops import minibatch, normalize
@@ -79,7 +79,7 @@ class State:
 
 
 @struct.dataclass
-class Actor:
+class ActorState:
     """Parts of a State that acting needs."""
 
     params: PyTree
@@ -210,21 +210,21 @@ def acting_params(state: State) -> PyTree:
     return state.params["actor"] if isinstance(state.params, dict) and "actor" in state.params else state.params
 
 
-def actor(cfg: Common, agent: Agent, state: State) -> Actor:
+def actor(cfg: Common, agent: Agent, state: State) -> ActorState:
     """Returns the parts of a State that acting needs."""
     params, noisy = acting_params(state), ()
     if isinstance(cfg.exploration, ParameterNoise):
         from jrl.algos import parameter_noise
 
         noisy = parameter_noise.perturb(cfg.exploration, state.own, params, state.env_steps)
-    return Actor(params, state.obs_stats, state.env_steps if explorer(cfg, agent).reads_env_steps else (), noisy)
+    return ActorState(params, state.obs_stats, state.env_steps if explorer(cfg, agent).reads_env_steps else (), noisy)
 
 
 def act(
     cfg: Common,
     agent: Agent,
     policy: Callable[..., tuple[Any, PyTree, dict[str, PyTree]]],
-    actor: Actor,
+    actor: ActorState,
     obs: PyTree,
     carry: PyTree,
     key: Key,
@@ -262,7 +262,7 @@ def greedy(kind: Kind, output: Any, mask: Array | None) -> PyTree:
 
 
 def choice(
-    cfg: Common, agent: Agent, policy: Callable[..., Any], actor: Actor, obs: PyTree, carry: PyTree, explore: bool
+    cfg: Common, agent: Agent, policy: Callable[..., Any], actor: ActorState, obs: PyTree, carry: PyTree, explore: bool
 ) -> tuple[Any, PyTree]:
     """Returns the distribution [B] of the actions of `act`, and the carry after it; see `choices.make_distribution`."""
     from jrl.algos import choices
@@ -453,7 +453,7 @@ def algo(
     policy: Callable[..., tuple[Any, PyTree, dict[str, PyTree]]] | None = None,
     act: Callable[..., ActOut] = act,
     ingest: Callable[[Any, Agent, State, Rollout], State] | None = None,
-    data: Fresh | Replay | Fixed | None = None,
+    data: Fresh | Replay | DataSets | None = None,
 ) -> Algo:
     """Makes the Algo of an algorithm's functions, each of which takes (cfg, agent, ...).
 
@@ -463,8 +463,8 @@ def algo(
       update: (State, Rollout | Batch | SequenceBatch, key) -> (State, UpdateAux).
       outputs: (State, obs [B, *]) -> network outputs, see `Algo.outputs`.
       memory: batch size -> the network's recurrent state at an episode's start; () without a core.
-      policy: (Actor, normalised obs [B, *], memory, explore) -> (input of the exploration, memory, extras).
-      act: (policy, Actor, obs, carry, key, explore) -> ActOut; without a policy its first argument is the Actor.
+      policy: (ActorState, normalised obs [B, *], memory, explore) -> (input of the exploration, memory, extras).
+      act: (policy, ActorState, obs, carry, key, explore) -> ActOut; without a policy: (ActorState, obs, ...).
       ingest: see `Algo.ingest`.
       data: kind of data; None: by the Config, with sequences if replay and a core are combined.
     """

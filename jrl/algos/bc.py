@@ -31,13 +31,13 @@ from jrl import networks as nets
 from jrl import spaces
 from jrl.algos import actor_critic, critics, custom_loss, parts, sequences
 from jrl.algos import agent as agents
-from jrl.algos.agent import Actor, Agent, Common, Records, State
+from jrl.algos.agent import ActorState, Agent, Common, Records, State
 from jrl.algos.custom_loss import Loss, RowsLoss
 from jrl.algos.exploration import OverDistributions, Stochastic
 from jrl.algos.observer import Observer
 from jrl.errors import InputError
 from jrl.fields.bounds import NonNegativeSchedule, Share
-from jrl.fields.data import Fixed
+from jrl.fields.data import DataSets
 from jrl.networks import Head, NetworkConfig
 from jrl.ops import schedules
 from jrl.types import (
@@ -64,7 +64,7 @@ DEFAULT_NETWORK = NetworkConfig()
 class Cloning(Common):
     """Hyper-parameters of learning from a data set's actions; a Schedule is a number or `[[env_steps, value], ...]`."""
 
-    learns_from: ClassVar[type] = Fixed
+    learns_from: ClassVar[type] = DataSets
 
     lr: NonNegativeSchedule = 1e-3
     ent_coef: NonNegativeSchedule = 0.0  # weight of the entropy bonus
@@ -139,7 +139,7 @@ def init(cfg: Cloning, agent: Agent, key: Key) -> State:
     return agents.begin(cfg, agent, key, agent.net.init(key))
 
 
-def policy(cfg: Cloning, agent: Agent, actor: Actor, obs: PyTree, memory: PyTree, explore: bool):
+def policy(cfg: Cloning, agent: Agent, actor: ActorState, obs: PyTree, memory: PyTree, explore: bool):
     """Returns the distribution of actions [B]."""
     dist, memory = agent.net.step(actor.params, obs, memory)
     return dist, memory, {}

@@ -16,7 +16,7 @@ from flax import struct
 from jrl import networks as nets
 from jrl.algos import agent as agents
 from jrl.algos import custom_loss, parts, sequences
-from jrl.algos.agent import Actor, Agent, Common, Records, State
+from jrl.algos.agent import ActorState, Agent, Common, Records, State
 from jrl.algos.custom_loss import Loss
 from jrl.algos.observer import Observer
 from jrl.networks import Head, Network, NetworkConfig
@@ -132,7 +132,7 @@ def initial_params(agent: Agent, key: Key) -> dict[str, PyTree]:
     return params
 
 
-def step_policy(cfg: Common, agent: Agent, actor: Actor, obs: PyTree, memory: PyTree, explore: bool):
+def step_policy(cfg: Common, agent: Agent, actor: ActorState, obs: PyTree, memory: PyTree, explore: bool):
     """Returns the policy's output for observations [B, *]."""
     params = actor.params if not explore or actor.noisy == () else actor.noisy
     output, memory = agent.net.policy.step(params, obs, memory)

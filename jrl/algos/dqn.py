@@ -38,7 +38,7 @@ from jrl import networks as nets
 from jrl import spaces
 from jrl.algos import agent as agents
 from jrl.algos import conservative, custom_loss, parameter_noise, parts, q_heads, sequences
-from jrl.algos.agent import Actor, Agent, Common, Records, State
+from jrl.algos.agent import ActorState, Agent, Common, Records, State
 from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import EpsilonGreedy, OverQ, SoftQ
 from jrl.algos.observer import Observer
@@ -229,7 +229,9 @@ def init(cfg: QLearning, agent: Agent, key: Key, networks: Callable[..., Network
     return agents.begin(cfg, agent, key, params, target_params=params)
 
 
-def policy(cfg: QLearning, agent: Agent, actor: Actor, obs: PyTree, memory: PyTree, explore: bool, key: Any = None):
+def policy(
+    cfg: QLearning, agent: Agent, actor: ActorState, obs: PyTree, memory: PyTree, explore: bool, key: Any = None
+):
     """Returns Q values for observations [B, *], [B, agents, A] for a team; `key` draws the noise, None: no noise."""
     params = actor.params if not explore or actor.noisy == () else actor.noisy
     heads, memory = agent.net.step(params, obs, memory, key=key)
@@ -238,7 +240,7 @@ def policy(cfg: QLearning, agent: Agent, actor: Actor, obs: PyTree, memory: PyTr
 
 
 def act(
-    cfg: QLearning, agent: Agent, actor: Actor, obs: PyTree, carry: PyTree, key: Key, explore: bool = True
+    cfg: QLearning, agent: Agent, actor: ActorState, obs: PyTree, carry: PyTree, key: Key, explore: bool = True
 ) -> ActOut:
     """Returns actions [B] by Q values, [B, agents] for a team; noisy layers draw their noise."""
     noise_key, key = jax.random.split(key) if cfg.draws and explore else (None, key)
@@ -249,7 +251,7 @@ def outputs(cfg: QLearning, agent: Agent, state: State, obs: PyTree) -> dict[str
     """Returns Q values of observations [B, *] at an episode's start."""
     memory = agent.net.carry(spaces.batch_shape(agent.spec.observation, obs)[0])
     obs = agent.observer.see(state.obs_stats, obs)
-    return {"q": policy(cfg, agent, Actor(state.params, state.obs_stats), obs, memory, False)[0]}
+    return {"q": policy(cfg, agent, ActorState(state.params, state.obs_stats), obs, memory, False)[0]}
 
 
 # ---------------------------------------------------------------- learning

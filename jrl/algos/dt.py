@@ -26,7 +26,7 @@ from flax import struct
 
 from jrl.algos import agent as agents
 from jrl.algos import bc, critics
-from jrl.algos.agent import Actor, Agent, State
+from jrl.algos.agent import ActorState, Agent, State
 from jrl.algos.custom_loss import Loss
 from jrl.errors import InputError
 from jrl.fields.bounds import Positive
@@ -148,7 +148,9 @@ def ingest(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> State:
     return agents.ingest(cfg, agent, state, rollout)
 
 
-def act(cfg: Config, agent: Agent, actor: Actor, obs: PyTree, carry: Carry, key: Key, explore: bool = True) -> ActOut:
+def act(
+    cfg: Config, agent: Agent, actor: ActorState, obs: PyTree, carry: Carry, key: Key, explore: bool = True
+) -> ActOut:
     """Returns actions for observations [B, *], conditioned by the return to go."""
     to_go = jnp.where(carry.steps == 0, cfg.target_return, carry.to_go - obs[_PREV_REWARD])
     seen = conditioned(cfg, obs, to_go, carry.steps)

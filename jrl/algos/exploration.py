@@ -11,7 +11,7 @@ The *kind* of an exploration is the output of an algorithm that it needs:
     action, carry = explorer.sample(q, key, actor.env_steps, carry, mask)            # in its `act`, when exploring
 
 The mask [B, K] marks allowed actions (`jrl.spaces`); None: all. Only a user's own exploration can choose other actions.
-A distribution must already be masked (`Head.make(..., mask=mask)`); Q values need not be.
+A distribution must already be masked (`ActionHead.make(..., mask=mask)`); Q values need not be.
 
 Without exploration an algorithm acts greedily and returns its carry unchanged. `jrl.algos.parameter_noise` has the
 other parts of parameter noise.

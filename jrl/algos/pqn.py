@@ -31,7 +31,7 @@ from jrl import spaces
 from jrl.algos import agent as agents
 from jrl.algos import custom_loss, parameter_noise, parts, sequences, teams
 from jrl.algos import observer as observers
-from jrl.algos.agent import Actor, Agent, Common, Records, State
+from jrl.algos.agent import ActorState, Agent, Common, Records, State
 from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import EpsilonGreedy, OverQ
 from jrl.algos.observer import Observer
@@ -149,7 +149,7 @@ def taken(heads: Any, action: Array) -> Array:
     return jnp.sum(jnp.where(chosen, q, 0.0), -1)
 
 
-def policy(cfg: Config, agent: Agent, actor: Actor, obs: PyTree, memory: PyTree, explore: bool):
+def policy(cfg: Config, agent: Agent, actor: ActorState, obs: PyTree, memory: PyTree, explore: bool):
     """Returns Q values [B, A], for a team [B, agents, A], the memory, and extras with max_a Q."""
     heads, memory = agent.net.step(actor.params, obs, memory, "q")
     reading = cfg.reading(agent)

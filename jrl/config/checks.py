@@ -17,7 +17,7 @@ from jrl.config.plan import Sizes, divisors
 from jrl.errors import counted, short
 from jrl.fields import bounds, validation
 from jrl.fields import env as environments
-from jrl.fields.data import Fixed, Fresh, learns_from, traits
+from jrl.fields.data import DataSets, Fresh, learns_from, traits
 from jrl.fields.env import ASYNCHRONOUS, PROCESSES
 from jrl.fields.validation import Row, refused
 
@@ -142,7 +142,7 @@ def _name(cfg: Any) -> str:
 def _input_fault(cfg: Any) -> str:
     """Return the message about a faulty `data.input`; "" if it is valid or not set."""
     kind, value, inputs = learns_from(cfg.algo), cfg.data.input, shares(cfg.data)
-    if kind is Fixed and (value is None or SAMPLER in inputs):
+    if kind is DataSets and (value is None or SAMPLER in inputs):
         fix = "set it, e.g. data.input=runs/data/cartpole-expert" if value is None else f"leave {SAMPLER} out"
         return f"data.input: {_name(cfg)} learns from a data set alone: {fix}"
     if value is not None and (not inputs or not all(inputs)):
@@ -191,7 +191,7 @@ _DATA = (
     Row("env.id data.input", lambda c: _is_mixed(c) and _acts_nowhere(c),
         f"env.id is missing: data.input names {SAMPLER}, which acts in environments"),
     Row("replay.prioritized algo.name", lambda c: (
-            learns_from(c.algo) is Fixed
+            learns_from(c.algo) is DataSets
             and _has_data(c)
             and c.replay.prioritized
             and f"replay.prioritized: {_name(c)} has no priorities and draws all rows alike: leave it out"
@@ -301,7 +301,7 @@ _EXTERNAL_ROWS = (
             "use ppo, appo or impala, or an algorithm with replay"
         )),
     Row("external algo.name", lambda c: (
-            learns_from(type(c.algo)) is Fixed
+            learns_from(type(c.algo)) is DataSets
             and f"external: {_name(c)} learns from a data set alone: use an algorithm that collects"
         )),
     Row("external.spaces external.observation external.action", lambda c: (

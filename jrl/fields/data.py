@@ -1,4 +1,4 @@
-"""Facts that a Config class states about its algorithm, above all the kind of its data: Fresh, Replay or Fixed."""
+"""Facts that a Config class states about its algorithm, above all the kind of its data: Fresh, Replay or DataSets."""
 
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ class Replay(NamedTuple):
     sequences: bool = False
 
 
-class Fixed(NamedTuple):
+class DataSets(NamedTuple):
     """Samples of a data set only, which does not grow: transitions, or sequences for networks with memory."""
 
     sequences: bool = False
@@ -29,7 +29,7 @@ class Fixed(NamedTuple):
 class Traits(NamedTuple):
     """Facts about an algorithm, each an attribute of its Config class; the defaults hold for missing attributes."""
 
-    learns_from: type = Fresh  # Fresh, Replay or Fixed
+    learns_from: type = Fresh  # Fresh, Replay or DataSets
     reads: tuple[str, ...] = ()  # extras of a sample beside the transition, such as `types.NEXT_ACTION`
     has_critic: bool = False  # a critic or value network reads `network.value_inputs`
     to_end: bool = False  # rewards of its batches are returns to the end of the episode
@@ -46,5 +46,5 @@ def traits(config: Any) -> Traits:
 
 
 def learns_from(config: Any) -> type:
-    """Return the kind of data, Fresh, Replay or Fixed, of a Config's (or Config class's) algorithm."""
+    """Return the kind of data, Fresh, Replay or DataSets, of a Config's (or Config class's) algorithm."""
     return traits(config).learns_from

@@ -37,7 +37,7 @@ class Learner(NamedTuple):
 
     init: Callable[[Key], PyTree]  # key -> state
     init_replay: Callable[[], PyTree]  # -> replay, empty
-    actor: Callable[[PyTree], PyTree]  # state -> Actor
+    actor: Callable[[PyTree], PyTree]  # state -> ActorState
     # (state, replay, Rollout, key) -> (state, replay, metrics). With replay the key may be UpdateKeys; with data sets
     # alone the rollout is None
     step: Callable[[PyTree, PyTree, Any, Any], tuple[PyTree, PyTree, Metrics]]

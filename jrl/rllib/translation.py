@@ -18,7 +18,7 @@ from jrl.config import datasets, plan, sections
 from jrl.errors import InputError, counted, short
 from jrl.fields import schema
 from jrl.fields.bounds import INT64, is_number
-from jrl.fields.data import Fixed, Fresh, learns_from, traits
+from jrl.fields.data import DataSets, Fresh, learns_from, traits
 from jrl.rllib import policy_server
 from jrl.rllib.table import CONTAINERS, KEYS, NO_COLLECTION, KeyRow
 
@@ -110,7 +110,7 @@ class Job:
             return False
         given = self.given.get("input_", self.base_value("data.input"))
         names = list(given) if isinstance(given, Mapping | list | tuple) else [given]
-        return learns_from(self.config_class) is Fixed or not any(x in names for x in (None, "", datasets.SAMPLER))
+        return learns_from(self.config_class) is DataSets or not any(x in names for x in (None, "", datasets.SAMPLER))
 
     @cached_property
     def has_one_policy(self) -> bool:

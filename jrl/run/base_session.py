@@ -65,7 +65,7 @@ class BaseSession(abc.ABC):
         """Replaces the state; `steps` are added to the clock."""
 
     def actor(self, policy: str | None = None) -> PyTree:
-        """Returns the Actor of all policies or of the named policy, on one device; valid until the next call."""
+        """Returns the ActorState of all policies or of the named policy, on one device; valid until the next call."""
         actor = self.run.program.actor(self.state)
         return actor if policy is None else self.run.policies.by_name(actor)[policy]
 

@@ -98,7 +98,7 @@ class ReturnEstimator:
         self._begins = store.offsets[:-1]
 
     def __call__(self, actor: PyTree, key: Key) -> EstimateReport:
-        """Returns the estimates of a policy, given its Actor; equal keys give equal results."""
+        """Returns the estimates of a policy, given its ActorState; equal keys give equal results."""
         store, how = self._store, self._how
         along_key, fit_key = jax.random.split(key)
         found = action_probabilities.compute_probabilities(
@@ -237,12 +237,12 @@ class ScheduledEstimates:
 
         Args:
           info: the call.
-          actor: (learner's state) -> Actor.
+          actor: (learner's state) -> ActorState.
         """
         return self.estimate(actor(info.state.learner), info.iteration) if self._reached(info) else {}
 
     def estimate(self, actor: PyTree, iteration: int) -> dict[str, float]:
-        """Returns the metrics of an Actor's estimates after `iteration` iterations."""
+        """Returns the metrics of an ActorState's estimates after `iteration` iterations."""
         # on one device, even if the run learns on several
         acting = jax.device_put(jax.device_get(actor), jax.local_devices()[0])
         report = self._estimator(acting, role_key(self._seed, Role.ESTIMATE, iteration))

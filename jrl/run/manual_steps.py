@@ -47,7 +47,7 @@ class PolicyIds(NamedTuple):
         raise KeyError(f"policy_id: expected {' or '.join(self.ids)}, got {policy_id!r}: get_policy(policy_id)")
 
     def split(self, actor: PyTree) -> dict[str, PyTree]:
-        """Returns an Actor of all policies as a dict by id."""
+        """Returns an ActorState of all policies as a dict by id."""
         return self.policies.by_name(actor) if self.policies.several else {self.ids[0]: actor}
 
 

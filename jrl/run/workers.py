@@ -34,13 +34,13 @@ def _missing(owner: Any, name: str) -> AttributeError:
 class Worker(LearnerMethods):
     """A worker that collects rollouts: a part of this process, or an env runner.
 
-    Each request brings its Actor, so env runners keep no weights. Weights, filters and gradients are set in the process
-    that learns.
+    Each request brings its ActorState, so env runners keep no weights. Weights, filters and gradients are set in the
+    process that learns.
 
     Args:
       source: see below.
       worker_index: see below.
-      weights: Actor, or a function that returns the Actor.
+      weights: ActorState, or a function that returns the ActorState.
       session: session of the run; None: in an env runner.
       whole: whether `source` steps all environments of the run; False: a part of them.
       key: data of the key for sampling; None: keys of the session.
@@ -137,7 +137,7 @@ class Worker(LearnerMethods):
     # ------------------------------------------------------------ weights, filters, policies
 
     def get_weights(self, policies: Sequence[str] | None = None) -> dict[str, Any]:
-        """Returns weights by policy, numpy arrays, for `set_weights`; in an env runner, fields of the Actor.
+        """Returns weights by policy, numpy arrays, for `set_weights`; in an env runner, fields of the ActorState.
 
         Args:
           policies: ids of policies; None: all policies.
@@ -151,7 +151,7 @@ class Worker(LearnerMethods):
         return {name: fields(actors[name]) for name in wanted}
 
     def get_filters(self, flush_after: bool = False) -> dict[str, Any]:
-        """Returns the observation statistics of its Actor, by policy; () without `normalize_obs`.
+        """Returns the observation statistics of its ActorState, by policy; () without `normalize_obs`.
 
         Args:
           flush_after: ignored, for RLlib's callers: there is only one copy of the statistics.
@@ -217,7 +217,7 @@ class WorkerPolicy(LearnerMethods):
         return self.get_weights()
 
     def get_weights(self) -> dict[str, Any]:
-        """Returns weights by field of the State, numpy arrays; in an env runner, fields of the Actor."""
+        """Returns weights by field of the State, numpy arrays; in an env runner, fields of the ActorState."""
         return self.worker.get_weights([self.policy_id])[self.policy_id]
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from jrl import algos
 from jrl.envs import team
-from jrl.fields.data import RETURN_TO_GO, TIMESTEP, Fixed, learns_from, traits
+from jrl.fields.data import RETURN_TO_GO, TIMESTEP, DataSets, learns_from, traits
 from jrl.learn import parallel
 from jrl.networks import NetworkConfig
 from jrl.replay import ring, sequences
@@ -46,7 +46,7 @@ def in_teams(name):
 
 def from_data(name):
     """Whether an algorithm learns from nothing but a data set."""
-    return learns_from(algos.get_config_class(name)) is Fixed
+    return learns_from(algos.get_config_class(name)) is DataSets
 
 
 def acts_in(name, kind):

@@ -16,7 +16,6 @@ from sac_reference import forward, one, reference
 from scipy import stats
 
 from jrl.algos import critics, sac
-from jrl.algos.agent import Actor
 from jrl.algos.exploration import Custom
 from jrl.distributions import TanhGaussian
 from jrl.types import Batch, Box, Discrete
@@ -155,7 +154,7 @@ def test_actions_stay_within_bounds_and_deviations_too():
 
     def deviation(algo):
         acted = jax.jit(jax.vmap(lambda actor, key: algo.act(actor, batch.obs, (), key).action, (None, 0)))
-        return np.arctanh(np.asarray(acted(Actor(still, ()), KEYS))).std()
+        return np.arctanh(np.asarray(acted(ActorState(still, ()), KEYS))).std()
 
     np.testing.assert_allclose(deviation(algo), 1.0, rtol=0.1)
     narrow = setting(network=dataclasses.replace(fakes.NETWORK, log_std_init=-1.5))[0]

@@ -12,7 +12,6 @@ from cases import some_quick
 from fakes import assert_close, assert_same, differ
 
 from jrl.algos import critics, td3
-from jrl.algos.agent import Actor
 from jrl.algos.exploration import Gaussian, OrnsteinUhlenbeck
 from jrl.types import Box
 
@@ -188,7 +187,7 @@ def test_actions():
     assert inside.sum() > 3
     np.testing.assert_allclose((taken - best[None])[:, inside].std(), 0.3, rtol=0.1)
     huge = jax.tree.map(lambda x: 1e4 * x, state.params["actor"])
-    assert np.abs(act(Actor(huge, (), state.env_steps), batch.obs, (), KEY).action).max() <= 1
+    assert np.abs(act(ActorState(huge, (), state.env_steps), batch.obs, (), KEY).action).max() <= 1
 
 
 def test_the_first_actions_are_near_0():

@@ -12,7 +12,7 @@ from jrl import algos, api, config, registry
 from jrl.api import Algorithm, AlgorithmConfig, DQNConfig, PPOConfig, SACConfig
 from jrl.errors import InputError
 from jrl.fields import schema
-from jrl.fields.data import Fixed, learns_from
+from jrl.fields.data import DataSets, learns_from
 from jrl.migrate import KEYS, migrate
 
 
@@ -41,7 +41,7 @@ stop: {env_steps: 1000}
 
 def with_data(name, made):
     """The config with data, if the algorithm learns from nothing else."""
-    return made.offline_data(input_="data") if learns_from(algos.get_config_class(name)) is Fixed else made
+    return made.offline_data(input_="data") if learns_from(algos.get_config_class(name)) is DataSets else made
 
 
 @pytest.mark.parametrize("name", algos.names())

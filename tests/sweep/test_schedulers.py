@@ -326,7 +326,10 @@ def kernel(saved):
         (["--samples=4", "--batch=2"], "--batch 2: only for --search tpe and gp: leave it out"),
         (["--samples=4", "--objective="], "--objective: expected a key of the result rows, got ''"),
         (["--scheduler=asha", "--samples=4", "--set=run.log=[csv]"], "run.log: a scheduler compares the rows"),
-        (["--samples=2", "--objective=evaluation/return"], "--objective: there are no evaluations: set evaluation.every"),
+        (
+            ["--samples=2", "--objective=evaluation/return"],
+            "--objective: there are no evaluations: set evaluation.every",
+        ),
         (["--samples=2", "--objective=return"], "--objective: expected a key of the result rows, got 'return'"),
         (["--samples=2", "--set=algo.gamma=uniform(0.9, 1.5)"], "algo.gamma: expected a number in [0, 1]"),
         (["--samples=1", "--set=algo.gamma=choice(.9,.95,1.5,.99,.97)"], "algo.gamma: expected a number in [0, 1]"),

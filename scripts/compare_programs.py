@@ -171,7 +171,8 @@ def _of(name: str, options: dict, shape: str, label: str) -> Iterator[tuple[str,
     data = rollout
     if not algo.on_policy and algo.sequences:
         n, length = 6, 5
-        rows = length + (1 if type(algo.data).__name__ in ("Fixed", "DataSets") else 3)  # the successor, and two to burn in
+        # the successor, and two to burn in; from data sets (of earlier commits: Fixed) the successor alone
+        rows = length + (1 if type(algo.data).__name__ in ("Fixed", "DataSets") else 3)
         # a data set keeps no memory of networks: sequences begin with that of an episode's start
         memory = jax.tree.map(lambda x: array(x.dtype, n, *x.shape[1:]), getattr(carry, "memory", ()))
         window = Window(like(obs, n, rows), memory, array(jnp.bool_, n, rows))

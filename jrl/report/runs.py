@@ -302,12 +302,12 @@ def _run_of(directory: Path, stopped: Mapping[str, int], sources: Mapping[str, s
     )
     axis = next((name for name in AXES if name in budget), "env_steps")
     count = lambda number: f"{number:,.0f}" if abs(number) < 1e15 else f"{number:.4g}"
-    progress = f"{count(run.reached(axis))}{f' of {count(budget[axis])}' if axis in budget else ''} {axis}"
+    reached = f"{count(run.reached(axis))}{f' of {count(budget[axis])}' if axis in budget else ''} {axis}"
     said = [f"result.jsonl has {damage}, which is left out"] if damage else []
     said += [f"{counted(beyond, 'number')} beyond {_LARGEST:g}, which count as missing"] if beyond else []
     said += ["it has no result row yet"] if state == EMPTY else []
-    said += [f"it is not finished: {progress}"] if state == UNFINISHED else []
-    said += [f"it ended by an update that was not finite: {progress}"] if state == NOT_FINITE else []
+    said += [f"it is not finished: {reached}"] if state == UNFINISHED else []
+    said += [f"it ended by an update that was not finite: {reached}"] if state == NOT_FINITE else []
     return run, [f"{directory}: {'; '.join(said + unread)}"] if said + unread else []
 
 

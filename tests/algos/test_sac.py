@@ -16,6 +16,7 @@ from sac_reference import forward, one, reference
 from scipy import stats
 
 from jrl.algos import critics, sac
+from jrl.algos.agent import ActorState
 from jrl.algos.exploration import Custom
 from jrl.distributions import TanhGaussian
 from jrl.types import Batch, Box, Discrete

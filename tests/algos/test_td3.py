@@ -12,6 +12,7 @@ from cases import some_quick
 from fakes import assert_close, assert_same, differ
 
 from jrl.algos import critics, td3
+from jrl.algos.agent import ActorState
 from jrl.algos.exploration import Gaussian, OrnsteinUhlenbeck
 from jrl.types import Box
 

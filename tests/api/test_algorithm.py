@@ -162,6 +162,7 @@ def test_it_is_the_run_that_the_command_makes():
         same(session.get_weights(), found)
 
 
+@pytest.mark.slow
 def test_how_long_an_iteration_is_never_changes_learning():
     steps, weights = [], []
     for reporting in (
@@ -250,6 +251,7 @@ def test_a_policy_shows_what_its_networks_say(algo):
         algo.get_policy("other")
 
 
+@pytest.mark.slow
 def test_q_values():
     with DQNConfig().environment("CartPole-v1", backend="jax").training(model={"hidden": [8]}).build() as algo:
         obs = np.random.default_rng(1).normal(size=(9, 4)).astype(np.float32)
@@ -258,6 +260,7 @@ def test_q_values():
         np.testing.assert_array_equal(q.max(-1), algo.get_policy().value_function(obs))
 
 
+@pytest.mark.slow
 def test_an_algorithm_of_ones_own_is_an_algorithm(tmp_path, monkeypatch):
     """By the name of its module, also where that is one file in the working directory."""
     reinforce = (Path(__file__).parents[2] / "examples" / "reinforce.py").read_text()
@@ -311,6 +314,7 @@ def test_a_subclass_replaces_the_loss(tmp_path, monkeypatch):
         Algorithm.from_checkpoint(path)
 
 
+@pytest.mark.slow
 def test_a_transform_between_collecting_and_learning():
     def doubled(rollout):
         return rollout.replace(reward=2.0 * rollout.reward)
@@ -392,6 +396,7 @@ def test_the_parameters_of_known_networks():
         assert algo.session.run.num_params == 134_915
 
 
+@pytest.mark.slow
 def test_a_task_of_envpool_is_its_options():
     made = small(min_sample_timesteps_per_iteration=1).environment("CartPole-v1", backend="envpool")
     with made.env_runners(rollout_fragment_length=32).build() as algo:
@@ -413,6 +418,7 @@ def test_names_that_the_older_classes_have(algo):
         algo.set_weights(weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collector", ["program", "host"])
 def test_an_algorithm_on_envpool_leaves_no_thread_behind(collector):
     """EnvPool's threads end with its pool, which nothing may hold once the algorithm is stopped."""

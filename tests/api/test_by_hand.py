@@ -245,6 +245,7 @@ def test_an_algorithm_gives_and_takes_its_state(a2c, tmp_path):
     assert a2c.get_config() is a2c.config
 
 
+@pytest.mark.slow
 def test_results_are_logged_by_a_subclass():
     class Noted(Algorithm):
         algo_name = "a2c"

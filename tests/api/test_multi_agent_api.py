@@ -275,6 +275,7 @@ def test_acting_by_policy(algo):
     assert worker.get_metrics()["num_episodes"] > 0
 
 
+@pytest.mark.slow
 def test_by_hand_all_policies_learn_together_or_not_at_all(algo):
     before, steps = algo.get_weights(), algo.session.clock_now()
     rollout, report = algo.session.by_hand.sample()

@@ -55,6 +55,7 @@ def test_the_lines_of_python(made):
     assert OWN.split("```python\n")[2].partition("```")[0].count("\n") == 6  # one of them empty
 
 
+@pytest.mark.slow
 def test_learning(made, capsys):
     (section,) = re.findall(r"```yaml\n(.*?)```", LEARN, re.S)
     Path("cloned.yaml").write_text(section)
@@ -95,6 +96,7 @@ def test_recording(recorded):
     assert given.data.output == OutputConfig(str(Path("sets/replay").absolute()), columns=("log_prob",))
 
 
+@pytest.mark.slow
 def test_judging(recorded, monkeypatch, capsys):
     root, _ = recorded
     monkeypatch.chdir(root)
@@ -136,6 +138,7 @@ def test_the_table_of_formats_is_whole():
     assert re.findall(r"^\| `([\w-]+)` \|", FORMATS, re.M) == ["--to", *data.NAMES]
 
 
+@pytest.mark.slow
 def test_pre_training_and_fine_tuning(recorded, monkeypatch, capsys):
     monkeypatch.chdir(recorded[0])
     lines = re.findall(r"^python -m jrl\.train (.+)$", TUNE.replace("\\\n", ""), re.M)

@@ -116,12 +116,14 @@ def assert_debugged(directory, errors, capsys):
     assert "not finite in training" in out and "batch.reward is not finite" in out
 
 
+@pytest.mark.slow
 def test_a_reward_that_is_no_number_ends_a_run_with_memory_with_a_bundle(tmp_path, capsys):
     memory = ["network.core={name: gru, size: 8}", "network.max_seq_len=3", "replay.burn_in=0"]
     assert train_on(with_a_nan(tmp_path / "set"), tmp_path / "run", *memory) == 1
     assert_debugged(tmp_path / "run", capsys.readouterr().err, capsys)
 
 
+@pytest.mark.slow
 def test_the_bundle_is_of_the_very_update_however_many_a_call_makes(tmp_path, capsys):
     path, found = with_a_nan(tmp_path / "set"), {}
     for name, more in {
@@ -145,6 +147,7 @@ def test_the_bundle_is_of_the_very_update_however_many_a_call_makes(tmp_path, ca
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), weights, params)
 
 
+@pytest.mark.slow
 def test_a_run_from_data_is_rolled_back(tmp_path, capsys):
     """From its beginning where there is no checkpoint, and not for ever."""
     path = with_a_nan(tmp_path / "set")
@@ -167,6 +170,7 @@ def opposite(batch):
     return batch.replace(action=1 - batch.action)
 
 
+@pytest.mark.slow
 def test_custom_loss_and_batch(written, tmp_path):
     code = ["custom.loss=test_data_seams:twice", "custom.batch=[test_data_seams:opposite]"]
     final = {}

@@ -78,7 +78,9 @@ def check_transitions(batch, held, n):
         assert batch.next_obs[i, 0] == row + steps
 
 
-@pytest.mark.parametrize(("n", "devices"), [(1, 1), (3, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("n", "devices"), [pytest.param(1, 1, marks=pytest.mark.slow), pytest.param(3, 1, marks=pytest.mark.slow), (2, 2)]
+)
 def test_transitions_are_those_of_the_record(written, n, devices):
     buffer, parts, held = buffer_of(run_config(written, f"replay.n_step={n}", "replay.batch_size=1024"), devices)
     seen = set()
@@ -296,6 +298,7 @@ LEARN = ("data.updates_per_iteration=20", "data.validation=0.3")
 HOST = "data.placement=host"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["replay.prioritized=true", "devices.fake=2", HOST])
 def test_a_run_that_is_continued_is_the_same_to_the_bit(written, how):
     cfg = run_config(written, *LEARN, how)

@@ -74,7 +74,7 @@ def parts_of(tree, devices):
     ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["transitions", *(pytest.param(k, marks=pytest.mark.slow) for k in [*KINDS][1:])])
 def test_every_batch_has_its_share_of_each(kind, written):
     """A quarter of each device's batch is of the environment, the rest of the data."""
     state, learn, *_ = trained(run_config(written, *KINDS[kind]), 3)
@@ -91,6 +91,7 @@ def test_every_batch_has_its_share_of_each(kind, written):
             assert (rows[online][live[online]] > 0).all() and (rows[~online][live[~online]] < 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["of three steps by priority, on two devices", "sequences by priority"])
 def test_a_run_that_is_continued_is_the_same_to_the_bit(kind, written):
     cfg = run_config(written, *KINDS[kind])
@@ -100,8 +101,8 @@ def test_a_run_that_is_continued_is_the_same_to_the_bit(kind, written):
     jax.tree.map(np.testing.assert_array_equal, whole, resumed)
 
 
-@pytest.mark.parametrize("memory_", [(), MEMORY])
-@pytest.mark.parametrize("is_alone", [False, True])
+@pytest.mark.parametrize("memory_", [(), pytest.param(MEMORY, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("is_alone", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_schedule_of_priority_beta_counts_updates_of_data(memory_, is_alone, written):
     """Weights w ** beta of the data go from w ** 0 to w ** 1 in 100 updates; w are those of beta 1."""
     more = ["replay.prioritized=true", *memory_]
@@ -123,7 +124,9 @@ def test_a_schedule_of_priority_beta_counts_updates_of_data(memory_, is_alone, w
         np.testing.assert_allclose(ratio[0], min(kept.learner.updates / 100, 1.0) * ratio[1], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["transitions", "of three steps by priority, on two devices"])
+@pytest.mark.parametrize(
+    "kind", ["transitions", pytest.param("of three steps by priority, on two devices", marks=pytest.mark.slow)]
+)
 def test_a_checkpoint_holds_nothing_of_the_data(kind, written):
     kept = trained(run_config(written, *KINDS[kind]), 3)[2]
     online, of_data = kept.replay.parts
@@ -153,6 +156,7 @@ def test_data_that_do_not_fit_beside_replay_are_refused(written, monkeypatch):
         Session(cfg)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["transitions", "of three steps by priority", "sequences by priority"])
 def test_members_of_a_population_are_the_runs_that_they_would_be_alone(kind, written, tmp_path):
     """With floats of their own, from the beginning and from a checkpoint: the same updates, the same weights."""

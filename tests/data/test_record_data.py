@@ -73,6 +73,7 @@ def test_a_policy_that_draws_has_its_own_log_probabilities(ppo, tmp_path):
     assert store.returns()[whole].min() >= 8 and (~whole).sum() <= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [0.25, 1.0])
 def test_epsilon_has_the_density_of_the_mixture(ppo, dqn, tmp_path, epsilon):
     share = lambda p: np.log((1 - epsilon) * np.asarray(p) + epsilon / 2)
@@ -115,7 +116,12 @@ def memory(tmp_path_factory):
 
 # the ways to act in a program have tests of their own
 @pytest.mark.parametrize(
-    ("way", "how"), [*((way, []) for way in WAYS), ("here", ["--greedy"]), ("here", ["--epsilon=0.5"])], ids=str
+    ("way", "how"),
+    [
+        pytest.param(way, how, marks=[] if (way, how) == ("here", []) else [pytest.mark.slow])
+        for way, how in (*((way, []) for way in WAYS), ("here", ["--greedy"]), ("here", ["--epsilon=0.5"]))
+    ],
+    ids=str,
 )
 def test_every_player_plays_in_every_way_to_step(ppo, dqn, memory, tmp_path, way, how):
     settings = [f"--set=env.{setting}" for setting in WAYS[way]]
@@ -202,6 +208,7 @@ def test_rollouts_are_cut_into_episodes(rollouts, expected):
     assert stitch.under_way() == []
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_leaves_whole_files(tmp_path):
     path, out = tmp_path / "run.yaml", tmp_path / "run"
     output = {"data": {"output": {"max_file_mb": 0.002}}, "stop": {"env_steps": 10**9}}

@@ -165,6 +165,7 @@ def joined(rollouts, spec):
 READY = {"remote_worker_envs": True, "batch_wait_ms": 0.0, "num_envs": 3}
 
 
+@pytest.mark.slow
 def test_games_in_processes_that_do_not_wait_have_the_same_rows():
     how = {"options": {"ends": [3, 9, 5], "born": 2}}
     env, waiting = make("agent_envs:Walkers", **how, **READY), make("agent_envs:Walkers", num_envs=3, **how)

@@ -29,9 +29,9 @@ def assert_equal(a, b, upto=None):
     ("id", "observation", "action", "limit"),
     [
         ("gymnax:CartPole-v1", (4,), Discrete(2), 500),
-        ("gymnax:Pendulum-v1", (3,), Box((1,), "float32", -1.0, 1.0), 200),
-        ("gymnax:Catch-bsuite", (10, 5), Discrete(3), 1000),
-        ("gymnax:FourRooms-misc", (4,), Discrete(4), 500),
+        pytest.param("gymnax:Pendulum-v1", (3,), Box((1,), "float32", -1.0, 1.0), 200, marks=pytest.mark.slow),
+        pytest.param("gymnax:Catch-bsuite", (10, 5), Discrete(3), 1000, marks=pytest.mark.slow),
+        pytest.param("gymnax:FourRooms-misc", (4,), Discrete(4), 500, marks=pytest.mark.slow),
         ("brax:fast", (2,), Box((1,), "float32", -1.0, 1.0), 1000),
     ],
 )

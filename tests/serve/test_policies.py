@@ -72,6 +72,7 @@ def serving(runs, cfg=None, **how):
         assert errors == []
 
 
+@pytest.mark.slow
 def test_actions_are_those_of_the_policy(runs):
     rng = np.random.default_rng(0)
     with serving({"default": str(runs / "plain"), "memory": str(runs / "memory"), "box": str(runs / "box")}) as where:

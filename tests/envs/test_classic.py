@@ -94,7 +94,9 @@ def test_spec_equals_gymnasium(id):
         np.testing.assert_allclose(spec.action.bounds(), (theirs.action_space.low, theirs.action_space.high))
 
 
-@pytest.mark.parametrize("id", IDS)
+@pytest.mark.parametrize(
+    "id", ["Pendulum-v1", *(pytest.param(id, marks=pytest.mark.slow) for id in IDS if id != "Pendulum-v1")]
+)
 def test_starts_are_distributed_as_gymnasiums(id):
     """The first start from the reset's key, later ones from a step's."""
     env = gymnasium.make(id).unwrapped

@@ -114,7 +114,9 @@ class Scattered:
         pass
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[] if case == "Unequal" else [pytest.mark.slow]) for case in CASES]
+)
 def test_rows_of_each_game_are_those_that_it_has_where_all_wait(case):
     options, batch_size, least, shown = CASES[case]
     name = f"agent_envs:{case.split()[-1] if 'team' not in case else 'Walkers'}"

@@ -223,6 +223,7 @@ def test_environments_can_be_vmapped():
     keys = jax.random.split(jax.random.key(0), 2)
     actions = jnp.ones(8, jnp.int32)
 
+    @jax.jit
     def run(key):
         state, _ = env.reset(key)
 

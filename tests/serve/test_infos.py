@@ -18,7 +18,9 @@ KINDS = {  # external section, observation, inference_mode
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind in ("numbers", "local") else [pytest.mark.slow]) for kind in KINDS]
+)
 def test_rows_have_the_means_of_the_infos_since_the_row_before(kind):
     external, obs, mode = KINDS[kind]
     reward, once, sent = 1.0 if kind != "several" else {"a": 1.0}, {"begun": 3.0}, 0

@@ -28,19 +28,30 @@ SMALL = ["--set=env.backend=jax", "--set=env.num_envs=2", "--set=network.hidden=
          "--set=algo.num_minibatches=1", "--set=run.report_every=16"]  # fmt: skip
 
 
+KINDS = {
+    "plain": ["--env=CartPole-v1", "--set=checkpoint.every=16", "--set=checkpoint.keep_last=9"],
+    "memory": ["--env=CartPole-v1", "--set=network.core={name: lstm, size: 4}"],
+    "box": ["--env=Pendulum-v1"],
+    "game": ["--env=TicTacToe-v0", "--set=multi_agent.mapping=by_agent"],
+}
+
+
+class Runs:
+    """The directories of `KINDS`; a run is trained when a test first names it."""
+
+    def __init__(self, out):
+        self.out = out
+
+    def __truediv__(self, name):
+        path = self.out / name
+        if not path.exists():
+            assert train.main(["ppo", *SMALL, *KINDS[name], "--stop=env_steps=64", f"--out={path}"]) == 0
+        return path
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A run with several checkpoints, a run with memory, a run with Box actions, and a game."""
-    out = tmp_path_factory.mktemp("runs")
-    made = {
-        "plain": ["--env=CartPole-v1", "--set=checkpoint.every=16", "--set=checkpoint.keep_last=9"],
-        "memory": ["--env=CartPole-v1", "--set=network.core={name: lstm, size: 4}"],
-        "box": ["--env=Pendulum-v1"],
-        "game": ["--env=TicTacToe-v0", "--set=multi_agent.mapping=by_agent"],
-    }
-    for name, more in made.items():
-        assert train.main(["ppo", *SMALL, *more, "--stop=env_steps=64", f"--out={out / name}"]) == 0
-    return out
+    return Runs(tmp_path_factory.mktemp("runs"))
 
 
 @contextlib.contextmanager
@@ -73,18 +84,24 @@ def serving(runs, cfg=None, **how):
 
 
 @pytest.mark.slow
+def test_box_actions_are_those_of_the_policy(runs):
+    rng, here = np.random.default_rng(0), jrl.load(runs / "box")
+    with serving({"box": str(runs / "box")}) as where:
+        client = PolicyClient(where)
+        for obs in rng.normal(size=(3, 3)).astype(np.float32):
+            np.testing.assert_allclose(client.get_once(obs, policy="box"), here.act(obs), rtol=1e-5)
+        client.close()
+
+
 def test_actions_are_those_of_the_policy(runs):
     rng = np.random.default_rng(0)
-    with serving({"default": str(runs / "plain"), "memory": str(runs / "memory"), "box": str(runs / "box")}) as where:
+    with serving({"default": str(runs / "plain"), "memory": str(runs / "memory")}) as where:
         client = PolicyClient(where)
-        assert set(client.policies()) == {"default", "memory", "box"}
+        assert set(client.policies()) == {"default", "memory"}
         here = jrl.load(runs / "plain")
         for obs in rng.normal(size=(5, 4)).astype(np.float32):
             assert client.get_once(obs) == here.act(obs)
         assert client.version == checkpoint.read_meta(checkpoint.locate(runs / "plain", best=None))["iteration"]
-        here = jrl.load(runs / "box")
-        for obs in rng.normal(size=(3, 3)).astype(np.float32):
-            np.testing.assert_allclose(client.get_once(obs, policy="box"), here.act(obs), rtol=1e-5)
         with pytest.raises(RequestRefused, match="remembers"):
             client.get_once(obs, policy="memory")
         with pytest.raises(RequestRefused, match="there is no 'other'"):
@@ -100,6 +117,7 @@ def test_actions_are_those_of_the_policy(runs):
         client.close()
 
 
+@pytest.mark.slow
 def test_policies_of_several_agents_have_names(runs):
     rng, game = np.random.default_rng(0), str(runs / "game")
     assert set(trained_policies.list_policies({"x": game, "y": str(runs / "box")}, None)) == {
@@ -136,7 +154,7 @@ def test_local_inference_has_the_memory_of_remote_inference(runs):
                 client.end_episode(id, obs)
 
 
-@pytest.mark.parametrize("name", ["plain", "box"])
+@pytest.mark.parametrize("name", ["plain", pytest.param("box", marks=pytest.mark.slow)])
 def test_local_inference_equals_remote_inference(runs, name):
     rng, size = np.random.default_rng(0), {"plain": 4, "box": 3}[name]
     with serving({"memory": str(runs / "memory"), name: str(runs / name)}) as where:

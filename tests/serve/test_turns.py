@@ -151,7 +151,9 @@ POLICIES = {
 }
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "a policy each" else [pytest.mark.slow]) for name in POLICIES]
+)
 def test_rows_are_the_steps_of_each_agents_turns(name, tmp_path):
     external, several = POLICIES[name]
     algo = "ppo" if name == "different spaces" else "dqn"

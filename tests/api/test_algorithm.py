@@ -389,6 +389,7 @@ def test_names_of_sb3_have_a_word_that_says_what_does_it_instead(kind, algo, tmp
             assert hasattr(owner, given), (name, given)
 
 
+@pytest.mark.slow
 def test_the_parameters_of_known_networks():
     """PPO with 4-256-256-2 and a value network like it."""
     with small().training(model={"hidden": [256, 256]}).build() as algo:

@@ -304,6 +304,11 @@ def test_a_policy_leaves_by_its_name(algo, tmp_path, capsys):
     capsys.readouterr()
     assert export([str(saved), "--out", str(tmp_path / "none")]) == 2
     assert "expected one of p0, p1" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_video_of_a_saved_algorithm(algo, tmp_path, capsys):
+    saved = algo.save(tmp_path / "saved")
     assert record([str(saved), "--out", str(tmp_path / "video.gif")]) == 0
     assert "drawn by its own picture" in capsys.readouterr().out
 

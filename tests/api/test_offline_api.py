@@ -222,6 +222,7 @@ def test_a_function_of_ones_own_gives_the_data():
         assert algo.train()["num_env_steps_trained"] == 256
 
 
+@pytest.mark.slow
 def test_data_beside_environments(sets, tmp_path):
     """RLlib's mix, an exact split here; and the run writes what it samples."""
     config = small(DQNConfig()).environment("CartPole-v1", backend="jax").env_runners(num_envs=4)

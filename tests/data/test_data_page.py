@@ -80,7 +80,7 @@ def recorded(tmp_path_factory):
     root, out = tmp_path_factory.mktemp("recorded"), io.StringIO()
     with contextlib.chdir(root), contextlib.redirect_stdout(out):
         (training,) = re.findall(r"^python -m jrl\.train (.+)$", RECORD, re.M)
-        assert train.main([*training.split(), *SMALL, "--set=algo.num_epochs=1"]) == 0
+        assert train.main([*training.split(), *SMALL, "--set=algo.num_epochs=1", "--set=algo.num_minibatches=1"]) == 0
         commands(RECORD)
     return root, out.getvalue()
 

@@ -115,7 +115,8 @@ def test_a_schedule_of_priority_beta_counts_updates_of_data(memory_, is_alone, w
             plain = session.run.learn
         replay = learn.data.with_rows(state.replay, learn.data.fill()) if is_alone else state.replay
         part = own_replay(replay, learn)
-        weights = [np.asarray(one.data.buffer.sample(part, jax.random.key(0)).weight) for one in (learn, plain)]
+        drawn = [jax.jit(one.data.buffer.sample)(part, jax.random.key(0)) for one in (learn, plain)]
+        weights = [np.asarray(batch.weight) for batch in drawn]
         of_data = slice(0 if is_alone else 8, None)
         scheduled, full = (weight.reshape(32, -1)[of_data] for weight in weights)
         live = full > 0

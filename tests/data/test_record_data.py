@@ -10,8 +10,9 @@ import time
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from saved import save_games
 
-from jrl import data, train
+from jrl import data
 from jrl.data.__main__ import main
 from jrl.play import behaviour_policy
 from jrl.rollout.stitch import Stitch
@@ -27,22 +28,21 @@ RUN = {
 }
 
 
-def trained(directory, cfg):
-    path = directory.with_suffix(".yaml")
-    path.write_text(json.dumps(cfg))
-    assert train.main([str(path), f"--out={directory}"]) == 0
+def saved(directory, cfg):
+    """A run of these sections, as before its first update."""
+    save_games(directory, **cfg)
     return directory
 
 
 @pytest.fixture(scope="module")
 def ppo(tmp_path_factory):
-    return trained(tmp_path_factory.mktemp("runs") / "ppo", RUN)
+    return saved(tmp_path_factory.mktemp("runs") / "ppo", RUN)
 
 
 @pytest.fixture(scope="module")
 def dqn(tmp_path_factory):
     own = {"algo": {"name": "dqn"}, "replay": {"learning_starts": 64, "capacity": 1000, "batch_size": 32}}
-    return trained(tmp_path_factory.mktemp("runs") / "dqn", {**RUN, **own, "rollout": {"length": 8}})
+    return saved(tmp_path_factory.mktemp("runs") / "dqn", {**RUN, **own, "rollout": {"length": 8}})
 
 
 def recorded(out, *arguments):
@@ -111,7 +111,7 @@ WAYS = {  # to step the same environment
 @pytest.fixture(scope="module")
 def memory(tmp_path_factory):
     core = {"hidden": [8], "core": {"name": "lstm", "size": 8}}
-    return trained(tmp_path_factory.mktemp("runs") / "lstm", {**RUN, "network": core})
+    return saved(tmp_path_factory.mktemp("runs") / "lstm", {**RUN, "network": core})
 
 
 # the ways to act in a program have tests of their own

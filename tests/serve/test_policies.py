@@ -11,6 +11,7 @@ import urllib.request
 
 import numpy as np
 import pytest
+from saved import save_games
 from serving import asked, listening
 
 import jrl
@@ -23,21 +24,19 @@ from jrl.serve import trained_policies
 from jrl.serve.client import PolicyClient, RequestRefused
 from jrl.serve.http_server import Address
 
-SMALL = ["--set=env.backend=jax", "--set=env.num_envs=2", "--set=network.hidden=[4]", "--set=run.log=[jsonl]",
-         "--set=run.compile_cache=false", "--set=rollout.length=8", "--set=algo.num_epochs=1",
-         "--set=algo.num_minibatches=1", "--set=run.report_every=16"]  # fmt: skip
-
-
-KINDS = {
-    "plain": ["--env=CartPole-v1", "--set=checkpoint.every=16", "--set=checkpoint.keep_last=9"],
-    "memory": ["--env=CartPole-v1", "--set=network.core={name: lstm, size: 4}"],
-    "box": ["--env=Pendulum-v1"],
-    "game": ["--env=TicTacToe-v0", "--set=multi_agent.mapping=by_agent"],
+PLAIN = ["--env=CartPole-v1", "--set=checkpoint.every=16", "--set=checkpoint.keep_last=9", "--set=env.backend=jax",
+         "--set=env.num_envs=2", "--set=network.hidden=[4]", "--set=run.log=[jsonl]", "--set=run.compile_cache=false",
+         "--set=rollout.length=8", "--set=algo.num_epochs=1", "--set=algo.num_minibatches=1",
+         "--set=run.report_every=16"]  # fmt: skip
+UNTRAINED = {
+    "memory": {"env": {"id": "CartPole-v1"}, "network": {"hidden": [4], "core": {"name": "lstm", "size": 4}}},
+    "box": {"env": {"id": "Pendulum-v1"}},
+    "game": {"env": {"id": "TicTacToe-v0"}, "multi_agent": {"mapping": "by_agent"}},
 }
 
 
 class Runs:
-    """The directories of `KINDS`; a run is trained when a test first names it."""
+    """`plain` is a run with several checkpoints, the others have one each; a run is made when it is first named."""
 
     def __init__(self, out):
         self.out = out
@@ -45,7 +44,10 @@ class Runs:
     def __truediv__(self, name):
         path = self.out / name
         if not path.exists():
-            assert train.main(["ppo", *SMALL, *KINDS[name], "--stop=env_steps=64", f"--out={path}"]) == 0
+            if name == "plain":
+                assert train.main(["ppo", *PLAIN, "--stop=env_steps=64", f"--out={path}"]) == 0
+            else:
+                save_games(path, algo={"name": "ppo"}, stop={"env_steps": 64}, **UNTRAINED[name])
         return path
 
 

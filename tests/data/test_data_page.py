@@ -85,6 +85,7 @@ def recorded(tmp_path_factory):
     return root, out.getvalue()
 
 
+@pytest.mark.slow
 def test_recording(recorded):
     root, out = recorded
     assert out.count("checksum ") == 4

@@ -109,11 +109,12 @@ def test_starts_are_distributed_as_gymnasiums(id):
     margin = 0.02 * (high - low) + 1e-7  # 500 draws leave about 1/500 of the range at either end
 
     graph = build(load_definition(id, {})._replace(max_episode_steps=1), 4096)
-    state, _ = graph.reset(jax.random.key(0))
+    state, _ = jax.jit(graph.reset)(jax.random.key(0))
     starts = [np.stack(state.inner, -1)]
     action = np.zeros((4096, *graph.spec.action.shape), graph.spec.action.dtype)
+    step = jax.jit(graph.step)
     for i in range(2):  # an episode of one step, then the row that resets
-        state, _ = jax.jit(graph.step)(state, action, jax.random.key(1 + i))
+        state, _ = step(state, action, jax.random.key(1 + i))
     starts.append(np.stack(state.inner, -1))
     for ours in starts:
         assert (ours >= low - margin).all() and (ours <= high + margin).all()

@@ -68,7 +68,7 @@ def test_all_agents_see_what_the_environment_says_or_all_of_them_observe(cls):
     size = EXPECTED[cls](np.float32(0)).size
     for without, part in zip(plain.spec.observation.items, env.spec.observation.items, strict=True):
         assert part == Dict((*without.items, ("state", Box((size,)))))
-    (own, a), (state, b) = plain.reset(jax.random.key(0)), env.reset(jax.random.key(0))
+    (own, a), (state, b) = (jax.jit(one.reset)(jax.random.key(0)) for one in (plain, env))
     action = tuple(np.zeros(GAMES * len(kind), np.int32) for kind in env.spec.kinds)
     steps = jax.jit(plain.step), jax.jit(env.step)
     for t in range(2 * LIMIT + 1):  # over the end of a game, and into the next

@@ -239,7 +239,7 @@ def test_environments_can_be_vmapped():
         return jax.lax.scan(body, state, jax.random.split(key, 9))[1]
 
     assert_same(jax.vmap(run)(keys), jax.tree.map(lambda *x: jnp.stack(x), *[run(key) for key in keys]))
-    leaves = jax.tree.leaves(env.reset(keys[0])[0])
+    leaves = jax.tree.leaves(jax.eval_shape(env.reset, keys[0])[0])
     assert all(x.shape[0] == 2 for x in leaves)  # games lead, so that games can be dealt to devices
 
 
@@ -377,7 +377,7 @@ def test_a_definition_of_other_shapes_is_refused():
     for wrong, name in (({"step": step}, "step"), ({"present": lambda t: t < 3}, "present")):
         env = build(plain._replace(**wrong), 2)
         with pytest.raises(InputError, match=rf"MultiDefinition\.{name}: expected arrays of shape \(2, 4\)"):
-            state, _ = env.reset(jax.random.key(0))
+            state, _ = jax.jit(env.reset)(jax.random.key(0))
             env.step(state, jnp.zeros(8, jnp.int32), jax.random.key(0))
     for agents in ((), ("a", "a", "b", "c")):
         with pytest.raises(InputError, match=r"MultiDefinition\.agents"):

@@ -34,7 +34,7 @@ def slots(obs):
 
 def test_valid_slots_push_the_cart_and_others_end_the_episode():
     """Slots by hand: draws of 0.3 and 0.5 of 8 slots are slot 2, and 3 + floor(0.5 * 7) = 6."""
-    task, plain = jitted(parametric_cartpole()), classic.cartpole()
+    task, plain = jitted(parametric_cartpole()), jitted(classic.cartpole())
     draws = jnp.concatenate([jnp.full((1, 3), 0.3), jnp.full((5, 3), 0.5)])  # the cart begins at rest in the middle
     state = task.reset(draws)
     obs = task.observe(state)

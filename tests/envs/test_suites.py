@@ -68,7 +68,7 @@ def test_the_contract(id, observation, action, limit):
     flipped = np.where(mask, other, actions)
     assert_equal(limited, run(id, flipped, options={"max_episode_steps": LIMIT}))
     with pytest.raises(ValueError, match="actions must"):
-        env.step(env.reset(jax.random.key(0))[0], actions[0][:2], jax.random.key(1))
+        env.step(jax.jit(env.reset)(jax.random.key(0))[0], actions[0][:2], jax.random.key(1))
 
 
 def test_gymnax_cartpole_ends_beyond_the_threshold_and_starts_afresh():

@@ -80,7 +80,7 @@ def test_without_a_run_infos_are_checked_and_dropped():
 
 
 def test_a_refused_info_does_not_affect_later_requests():
-    with serving.running(serving.settings(envs=1)) as run:
+    with serving.running(serving.settings(envs=1, length=4)) as run:
         client, obs = PolicyClient(run.address), np.zeros(4, np.float32)
         id = client.start_episode()
         for i in range(0, MAX_INFO_NAMES, 32):

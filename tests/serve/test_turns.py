@@ -257,7 +257,8 @@ OBS = [0.1, 0.2, 0.3]
 
 @pytest.fixture(scope="module")
 def run():
-    cfg = settings("ppo", {**ALIKE, "timeout_s": 0.5, "max_clients": 8}, multi_agent={"mapping": "by_agent"})
+    external = {**ALIKE, "timeout_s": 0.5, "max_clients": 8}
+    cfg = settings("ppo", external, multi_agent={"mapping": "by_agent"}, env={"num_envs": 3})  # one program with below
     with serving.running(cfg) as found:
         yield found
 

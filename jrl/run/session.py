@@ -122,6 +122,7 @@ class Session(BaseSession):
 
     @functools.cached_property
     def workers(self) -> "Workers":
+        from jrl.run.workers import Workers
 
         return Workers(self)
 

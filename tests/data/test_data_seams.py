@@ -81,6 +81,7 @@ def images(stacked, seed=0):
     return data.of_episodes(Box((3, 8, 8), "uint8", 0, 255), Discrete(2, "int64"), episodes)
 
 
+@pytest.mark.slow
 def test_stacks_of_frames_are_kept_as_frames(tmp_path):
     data.write(images(True), tmp_path / "set")
     drawn = {}
@@ -229,10 +230,12 @@ def test_callbacks_get_what_there_is(written, name, evaluates, message):
 # ---------------------------------------------------------------- checkpoints
 
 
+BEST = ["checkpoint.keep_best_by=validation/loss/policy", "checkpoint.keep_best=min", "checkpoint.every=10",
+        "checkpoint.keep_last=1", "data.validation=0.4", "algo.lr=0.05"]  # fmt: skip
+
+
 def test_the_checkpoint_of_the_least_validation_loss_is_kept(written, tmp_path):
-    best = ["checkpoint.keep_best_by=validation/loss/policy", "checkpoint.keep_best=min", "checkpoint.every=10",
-            "checkpoint.keep_last=1", "data.validation=0.4", "algo.lr=0.05"]  # fmt: skip
-    assert train_on(written, tmp_path / "run", *best, algo="bc", stop=("updates=100",)) == 0
+    assert train_on(written, tmp_path / "run", *BEST, algo="bc", stop=("updates=100",)) == 0
     found = checkpoint.read_meta(checkpoint.locate(tmp_path / "run", best=None))
     rows = loggers.read_rows(tmp_path / "run" / "result.jsonl")
     losses = [row["validation/loss/policy"] for row in rows]
@@ -241,7 +244,7 @@ def test_the_checkpoint_of_the_least_validation_loss_is_kept(written, tmp_path):
 
 
 def test_a_resumed_run_says_that_its_data_are_others(written, tmp_path, capsys):
-    assert train_on(written, tmp_path / "run", algo="bc") == 0
+    assert train_on(written, tmp_path / "run", *BEST, algo="bc") == 0
     meta = checkpoint.read_meta(checkpoint.locate(tmp_path / "run"))
     assert meta["data"] == {written: data.read(written).checksum()}
     capsys.readouterr()

@@ -239,7 +239,7 @@ def test_the_distribution_of_choices_is_that_of_acting(exploration, explore):
 # ---------------------------------------------------------------- fitted values
 
 
-@pytest.mark.parametrize("choices", ["of a continuum", "of two"])
+@pytest.mark.parametrize("choices", [pytest.param("of a continuum", marks=pytest.mark.slow), "of two"])
 def test_fitted_values_are_those_of_the_policy(choices):
     """r = s + a, s' = s / 2, discount 0.5: of a policy of mean action 0.4 V(s) = (4 s + 2.4) / 3."""
     discrete = choices == "of two"
@@ -411,7 +411,7 @@ def test_estimates_that_rllibs_word_asks_for_come_with_each_evaluation(tmp_path,
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["data.estimate={methods: []}"], "data.estimate.methods names nothing"),
+        (["data.estimate={methods: []}"], "data.estimate.methods: expected at least one method, got none"),
         (["data.estimate={}", "data.input={sampler: 0.5, x: 0.5}", "env.id=CartPole-v1"], "for runs that learn from"),
         (["data.estimate={methods: [magic]}"], "one of is, wis, pdis"),
     ],

@@ -296,6 +296,7 @@ def trained(cfg, calls, saved=None, kept=None):
 
 LEARN = ("data.updates_per_iteration=20", "data.validation=0.3")
 HOST = "data.placement=host"
+SCHEDULED = {"name": "dqn", "lr": [[0, 1.0e-3], [60, 0.0]], "normalize_obs": True}
 
 
 @pytest.mark.slow
@@ -313,14 +314,14 @@ def test_a_run_that_is_continued_is_the_same_to_the_bit(written, how):
 
 
 def test_where_data_lie_changes_no_bit(written):
-    on_device = trained(run_config(written, *LEARN), 3)[0]
-    on_host = trained(run_config(written, *LEARN, HOST), 3)[0]
+    cfg = run_config(written, "data.updates_per_iteration=20", algo=SCHEDULED)
+    on_device = trained(cfg, 3)[0]
+    on_host = trained(config.override(config.to_dict(cfg), [HOST]), 3)[0]
     jax.tree.map(np.testing.assert_array_equal, on_device, on_host)
 
 
 def test_schedules_count_updates_and_statistics_of_observations_are_those_of_the_data(written):
-    algo = {"name": "dqn", "lr": [[0, 1.0e-3], [60, 0.0]], "normalize_obs": True}
-    cfg = run_config(written, "data.updates_per_iteration=20", algo=algo)
+    cfg = run_config(written, "data.updates_per_iteration=20", algo=SCHEDULED)
     (kept, first, _), (_, third, _) = trained(cfg, 1), trained(cfg, 3)
     expected = [np.mean(1 - np.arange(20) / 60) / 1e3, np.mean(1 - np.arange(40, 60) / 60) / 1e3]
     np.testing.assert_allclose([first["train/lr"], third["train/lr"]], expected, rtol=1e-4)
@@ -435,6 +436,7 @@ def test_data_without_rewards_teach_imitation_and_nothing_that_reads_them(tmp_pa
         data.concatenated([rewarded, held])
 
 
+@pytest.mark.slow
 def test_imitation_learns_without_rewards(tmp_path):
     path = unrewarded(tmp_path / "x.hdf5", "x.hdf5")
     cfg = run_config(path, algo={"name": "bc"}, run={"out": tmp_path / "run"}, stop={"updates": 2})  # a pathlib.Path

@@ -17,12 +17,18 @@ OF_DATA = -1.0  # its rewards; CartPole's own are 1
 STEPS = 230  # of the data
 MEMORY = ("network.core={name: gru, size: 4}", "network.max_seq_len=4", "replay.burn_in=2", "network.hidden=[4]")
 DEVICES = "devices.learners=[0, 1]"
+BETA = "replay.priority_beta=[[0, 0.0], [100, 1.0]]"
 KINDS = {
     "transitions": (),
+    "transitions by priority": ("replay.prioritized=true", BETA),
     "of three steps by priority, on two devices": ("replay.n_step=3", "replay.prioritized=true", DEVICES),
     "sequences by priority": (*MEMORY, "replay.prioritized=true"),
     "sequences, on two devices": (*MEMORY, DEVICES),
 }
+
+
+def mostly_slow(kinds):
+    return [pytest.param(kind, marks=[] if kind == "transitions by priority" else [pytest.mark.slow]) for kind in kinds]
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +80,7 @@ def parts_of(tree, devices):
     ]
 
 
-@pytest.mark.parametrize("kind", ["transitions", *(pytest.param(k, marks=pytest.mark.slow) for k in [*KINDS][1:])])
+@pytest.mark.parametrize("kind", mostly_slow(KINDS))
 def test_every_batch_has_its_share_of_each(kind, written):
     """A quarter of each device's batch is of the environment, the rest of the data."""
     state, learn, *_ = trained(run_config(written, *KINDS[kind]), 3)
@@ -107,7 +113,7 @@ def test_a_schedule_of_priority_beta_counts_updates_of_data(memory_, is_alone, w
     """Weights w ** beta of the data go from w ** 0 to w ** 1 in 100 updates; w are those of beta 1."""
     more = ["replay.prioritized=true", *memory_]
     more += [f"data.input={written}", "data.updates_per_iteration=20"] if is_alone else []
-    cfg = run_config(written, *more, "replay.priority_beta=[[0, 0.0], [100, 1.0]]")
+    cfg = run_config(written, *more, BETA)
     fixed = config.override(config.to_dict(cfg), ["replay.priority_beta=1.0"])
     for calls in (3, 9):
         state, learn, kept, *_ = trained(cfg, calls)
@@ -125,9 +131,7 @@ def test_a_schedule_of_priority_beta_counts_updates_of_data(memory_, is_alone, w
         np.testing.assert_allclose(ratio[0], min(kept.learner.updates / 100, 1.0) * ratio[1], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "kind", ["transitions", pytest.param("of three steps by priority, on two devices", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("kind", mostly_slow([*KINDS][:3]))
 def test_a_checkpoint_holds_nothing_of_the_data(kind, written):
     kept = trained(run_config(written, *KINDS[kind]), 3)[2]
     online, of_data = kept.replay.parts

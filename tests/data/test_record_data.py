@@ -88,7 +88,16 @@ def test_epsilon_has_the_density_of_the_mixture(ppo, dqn, tmp_path, epsilon):
 
 
 def test_a_mix_has_its_shares(ppo, dqn, tmp_path):
-    store = recorded(tmp_path / "m", "--mix", f"{ppo}=0.5", f"{dqn}=0.25", "random=0.25", "--steps=800", "--greedy")
+    store = recorded(
+        tmp_path / "m",
+        "--mix",
+        f"{ppo}=0.5",
+        f"{dqn}=0.25",
+        "random=0.25",
+        "--steps=800",
+        "--greedy",
+        "--set=env.backend=gymnasium",
+    )
     source = store.labels["source"]
     steps = {name: int(store.lengths()[source == name].sum()) for name in np.unique(source)}
     for name, share in ((str(ppo), 400), (str(dqn), 200), ("random", 200)):
@@ -118,7 +127,7 @@ def memory(tmp_path_factory):
 @pytest.mark.parametrize(
     ("way", "how"),
     [
-        pytest.param(way, how, marks=[] if (way, how) == ("here", []) else [pytest.mark.slow])
+        pytest.param(way, how, marks=[] if (way, how) == ("here", ["--greedy"]) else [pytest.mark.slow])
         for way, how in (*((way, []) for way in WAYS), ("here", ["--greedy"]), ("here", ["--epsilon=0.5"]))
     ],
     ids=str,

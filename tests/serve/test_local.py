@@ -277,7 +277,14 @@ def test_missing_or_invalid_memory_is_refused():
         assert played(memory=[[[[0.0] * 3]]])[0] == 200
 
 
-@pytest.mark.parametrize(("interval", "asks", "most"), [(0.0, True, 1000), (1000.0, False, 1000), (None, False, 0)])
+@pytest.mark.parametrize(
+    ("interval", "asks", "most"),
+    [
+        (0.0, True, 1000),
+        pytest.param(1000.0, False, 1000, marks=pytest.mark.slow),
+        pytest.param(None, False, 0, marks=pytest.mark.slow),
+    ],
+)
 def test_weights_are_fetched_at_the_interval(alone, interval, asks, most, recwarn):
     client = PolicyClient(alone.address, patience_s=0.0, inference_mode="local", update_interval=interval)
     ids, versions = client.start_episodes(4), []

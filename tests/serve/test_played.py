@@ -124,7 +124,9 @@ def test_a_clients_rows_equal_those_of_the_environment(algo, env_id, mode, core,
     assert len(masks) > 2 or env_id != "rules"
 
 
-@pytest.mark.parametrize("core", [pytest.param("lstm", marks=pytest.mark.slow), pytest.param("gru", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "core", [pytest.param("lstm", marks=pytest.mark.slow), pytest.param("gru", marks=pytest.mark.slow)]
+)
 def test_rows_of_a_client_have_the_memory_before_the_step(core):
     """Rows are matched by their observations with the played episodes, for which the test computes the memory."""
     network = {"core": {"name": core, "size": 4}, "shared": core == "lstm"}

@@ -15,7 +15,6 @@ from saved import save_games
 from serving import asked, listening
 
 import jrl
-from jrl import train
 from jrl.config.external import ExternalConfig
 from jrl.errors import InputError
 from jrl.host import interruption
@@ -24,11 +23,8 @@ from jrl.serve import trained_policies
 from jrl.serve.client import PolicyClient, RequestRefused
 from jrl.serve.http_server import Address
 
-PLAIN = ["--env=CartPole-v1", "--set=checkpoint.every=16", "--set=checkpoint.keep_last=9", "--set=env.backend=jax",
-         "--set=env.num_envs=2", "--set=network.hidden=[4]", "--set=run.log=[jsonl]", "--set=run.compile_cache=false",
-         "--set=rollout.length=8", "--set=algo.num_epochs=1", "--set=algo.num_minibatches=1",
-         "--set=run.report_every=16"]  # fmt: skip
-UNTRAINED = {
+SECTIONS = {
+    "plain": {"env": {"id": "CartPole-v1"}, "network": {"hidden": [4]}},
     "memory": {"env": {"id": "CartPole-v1"}, "network": {"hidden": [4], "core": {"name": "lstm", "size": 4}}},
     "box": {"env": {"id": "Pendulum-v1"}},
     "game": {"env": {"id": "TicTacToe-v0"}, "multi_agent": {"mapping": "by_agent"}},
@@ -36,7 +32,7 @@ UNTRAINED = {
 
 
 class Runs:
-    """`plain` is a run with several checkpoints, the others have one each; a run is made when it is first named."""
+    """Untrained: `plain` has three checkpoints, the others have one each; a run is made when it is first named."""
 
     def __init__(self, out):
         self.out = out
@@ -44,10 +40,10 @@ class Runs:
     def __truediv__(self, name):
         path = self.out / name
         if not path.exists():
-            if name == "plain":
-                assert train.main(["ppo", *PLAIN, "--stop=env_steps=64", f"--out={path}"]) == 0
-            else:
-                save_games(path, algo={"name": "ppo"}, stop={"env_steps": 64}, **UNTRAINED[name])
+            _, state = save_games(path, algo={"name": "ppo"}, stop={"env_steps": 64}, **SECTIONS[name])
+            for iteration in (4, 5) if name == "plain" else ():
+                meta = {**checkpoint.read_meta(checkpoint.locate(path)), "iteration": iteration}
+                checkpoint.write(path / "checkpoints" / str(iteration), {"learner": state}, meta)
         return path
 
 

@@ -342,6 +342,7 @@ def test_the_sum_of_rewards_between_turns_is_limited(run):
     assert asked(run.address, "POST", f"/v1/episodes/{id}/end", {})[1]["returns"] == {"a": 6e8, "b": 0.0, "c": 0.0}
 
 
+@pytest.mark.slow
 def test_clients_actions_keep_their_log_probabilities():
     with serving.running(settings("dqn", ALIKE, multi_agent={})) as found:
         id, body = asked(found.address, "POST", "/v1/episodes", {})[1]["episode_id"], {"observations": {"a": OBS}}

@@ -27,7 +27,8 @@ RLLIB = Path(__file__).parent.parent / "fixtures" / "rllib"
 
 def small(**reporting):
     made = PPOConfig().environment("CartPole-v1", backend="jax").env_runners(num_envs=4, rollout_fragment_length=16)
-    return made.training(num_epochs=1, model={"hidden": [8]}).reporting(**reporting).debugging(seed=5, log=[])
+    made.training(num_epochs=1, num_minibatches=1, model={"hidden": [8]})
+    return made.reporting(**reporting).debugging(seed=5, log=[])
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +105,7 @@ def test_workers_and_distributions_have_the_words_of_rllib(algo):
     assert sac.training(target_entropy=-2.0).to_run_config().algo.target_entropy == -2.0
 
 
+@pytest.mark.slow
 def test_from_checkpoint_beside_the_algorithm_that_goes_on(tmp_path, monkeypatch, capsys):
     """The second one of the same directory writes to one of its own; the first goes on in its directory."""
     monkeypatch.chdir(tmp_path)

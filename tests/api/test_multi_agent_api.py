@@ -92,7 +92,10 @@ def test_mappings_take_what_they_ask_for(mapping):
 @pytest.mark.parametrize(
     ("mapping", "says"),
     [
-        (lambda agent_id, episode: f"p{episode.env}", "got a function that raises AttributeError: .*name each agent's policy"),
+        (
+            lambda agent_id, episode: f"p{episode.env}",
+            "got a function that raises AttributeError: .*name each agent's policy",
+        ),
         (lambda agent_id, episode: 3, "expected the name of a policy, got int for agent_0"),
         ("by_agnt", "did you mean by_agent"),
     ],

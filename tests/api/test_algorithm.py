@@ -207,6 +207,7 @@ def test_actions(algo):
         algo.compute_single_action(np.zeros(3, np.float32))
 
 
+@pytest.mark.slow
 def test_continuous_actions_are_in_the_environments_units():
     made = PPOConfig().environment("Pendulum-v1", backend="jax").env_runners(num_envs=2, rollout_fragment_length=8)
     with made.training(model={"hidden": [8], "log_std_init": 2.0}).build() as algo:
@@ -281,6 +282,7 @@ def test_an_algorithm_of_ones_own_is_an_algorithm(tmp_path, monkeypatch):
         api.config_class("my_reinforced")
 
 
+@pytest.mark.slow
 def test_a_subclass_replaces_the_training_step():
     calls = []
 

@@ -243,6 +243,7 @@ def test_the_checkpoint_of_the_least_validation_loss_is_kept(written, tmp_path):
     assert found["metrics"]["validation/loss/policy"] == min(losses) < losses[-1]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_says_that_its_data_are_others(written, tmp_path, capsys):
     assert train_on(written, tmp_path / "run", *BEST, algo="bc") == 0
     meta = checkpoint.read_meta(checkpoint.locate(tmp_path / "run"))

@@ -385,7 +385,9 @@ def test_estimates_stand_in_rows_and_follow_from_the_weights_and_the_iteration(t
     np.testing.assert_allclose(by_steps[60]["estimate/return"], estimators.returns(reward, mask, GAMMA), rtol=1e-5)
 
 
-@pytest.mark.parametrize("env", [pytest.param("CartPole-v1", marks=pytest.mark.slow), None])
+@pytest.mark.parametrize(
+    "env", [pytest.param("CartPole-v1", marks=pytest.mark.slow), pytest.param(None, marks=pytest.mark.slow)]
+)
 def test_estimates_that_rllibs_word_asks_for_come_with_each_evaluation(tmp_path, env):
     """Under `evaluation`, by RLlib's names; without an environment they are all that an evaluation is."""
     main(["record", "--env", "CartPole-v1", "--random", "1", "--steps", "150", "--out", str(tmp_path / "set")])

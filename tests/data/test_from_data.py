@@ -359,6 +359,7 @@ def test_what_cannot_be_is_refused_by_name(written, overrides, message):
         build_data.inputs(cfg)
 
 
+@pytest.mark.slow
 def test_batches_that_were_fetched_ahead_are_those_of_the_seed(written):
     """A program that begins anew with another seed draws its own."""
     cfg = run_config(written, *LEARN, HOST)

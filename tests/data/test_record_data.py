@@ -87,6 +87,7 @@ def test_epsilon_has_the_density_of_the_mixture(ppo, dqn, tmp_path, epsilon):
     assert abs((best != action).mean() - epsilon / 2) < 4 * np.sqrt(epsilon / 2 * (1 - epsilon / 2) / len(action))
 
 
+@pytest.mark.slow
 def test_a_mix_has_its_shares(ppo, dqn, tmp_path):
     store = recorded(
         tmp_path / "m",

@@ -171,6 +171,7 @@ CARTPOLE = {
 }
 
 
+@pytest.mark.slow
 def test_a_resumed_run_loses_nothing_and_writes_nothing_twice(tmp_path):
     whole, cut, path = tmp_path / "whole", tmp_path / "cut", tmp_path / "run.yaml"
     path.write_text(json.dumps(CARTPOLE))

@@ -62,7 +62,10 @@ def made(cls, **settings):
     return jaxmarl_env.make(cls(), "Clock", GAMES, None, lambda space: space, **settings)
 
 
-@pytest.mark.parametrize("cls", [ByMethod, pytest.param(Joined, marks=pytest.mark.slow), AmongObservations])
+@pytest.mark.parametrize(
+    "cls",
+    [ByMethod, pytest.param(Joined, marks=pytest.mark.slow), pytest.param(AmongObservations, marks=pytest.mark.slow)],
+)
 def test_all_agents_see_what_the_environment_says_or_all_of_them_observe(cls):
     plain, env = made(cls), made(cls, state=True)
     size = EXPECTED[cls](np.float32(0)).size

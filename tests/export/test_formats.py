@@ -175,6 +175,7 @@ def test_other_precisions_lists_and_odd_batches_are_accepted(exported, policies)
     assert pi.act(obs[3].tolist()) == expected[3]
 
 
+@pytest.mark.slow
 def test_bfloat16_networks(tmp_path):
     """numpy has no bfloat16: the interpreter computes in float32, from rounded parameters."""
     save(tmp_path / "run", "ppo", CONTINUOUS, "network.dtype=bfloat16", "network.layer_norm=true", change=trained)

@@ -206,6 +206,7 @@ def alone(most):
         yield found
 
 
+@pytest.mark.slow
 def test_a_client_fetches_new_weights(run):
     client = PolicyClient(run.address, patience_s=0.0, inference_mode="local", seed=0)
     ids, obs, versions = client.start_episodes(4), np.zeros((4, 4), np.float32), []

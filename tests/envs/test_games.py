@@ -158,6 +158,7 @@ def spread_sums(policy, num_envs=2000):
     return float(total.mean()), float(total.std()) / num_envs**0.5
 
 
+@pytest.mark.slow
 def test_spread_pays_who_does_nothing_what_mpe_pays():
     """-71.8, measured elsewhere with 2,000 episodes, too."""
     mean, error = spread_sums(lambda obs, key: jnp.zeros(obs.shape[0], jnp.int32))

@@ -81,6 +81,7 @@ def test_five_stand_in_two_rows():
     assert (whole[7:, :6] == 0).all() and (whole[7:, 6:] == 190).all() and (whole[4] == 190).all()
 
 
+@pytest.mark.slow
 def test_environments_that_remember_are_drawn_as_they_are():
     env = envs.make("TicTacToe-v0", num_envs=2)
     around = transformed(env, functools.partial(add_history, prev_action=True))

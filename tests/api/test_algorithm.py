@@ -298,7 +298,6 @@ def test_a_subclass_replaces_the_training_step():
         assert 64 < result["num_env_steps_sampled"] <= 128
 
 
-@pytest.mark.slow
 def test_a_subclass_replaces_the_loss(tmp_path, monkeypatch):
     class Still(PPO):
         @staticmethod

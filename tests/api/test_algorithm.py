@@ -27,7 +27,8 @@ RLLIB = Path(__file__).parent.parent / "fixtures" / "rllib"
 
 def small(**reporting):
     made = PPOConfig().environment("CartPole-v1", backend="jax").env_runners(num_envs=4, rollout_fragment_length=16)
-    return made.training(num_epochs=1, model={"hidden": [8]}).reporting(**reporting).debugging(seed=5, log=[])
+    made.training(num_epochs=1, num_minibatches=1, model={"hidden": [8]})
+    return made.reporting(**reporting).debugging(seed=5, log=[])
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +105,7 @@ def test_workers_and_distributions_have_the_words_of_rllib(algo):
     assert sac.training(target_entropy=-2.0).to_run_config().algo.target_entropy == -2.0
 
 
+@pytest.mark.slow
 def test_from_checkpoint_beside_the_algorithm_that_goes_on(tmp_path, monkeypatch, capsys):
     """The second one of the same directory writes to one of its own; the first goes on in its directory."""
     monkeypatch.chdir(tmp_path)
@@ -162,6 +164,7 @@ def test_it_is_the_run_that_the_command_makes():
         same(session.get_weights(), found)
 
 
+@pytest.mark.slow
 def test_how_long_an_iteration_is_never_changes_learning():
     steps, weights = [], []
     for reporting in (
@@ -204,6 +207,7 @@ def test_actions(algo):
         algo.compute_single_action(np.zeros(3, np.float32))
 
 
+@pytest.mark.slow
 def test_continuous_actions_are_in_the_environments_units():
     made = PPOConfig().environment("Pendulum-v1", backend="jax").env_runners(num_envs=2, rollout_fragment_length=8)
     with made.training(model={"hidden": [8], "log_std_init": 2.0}).build() as algo:
@@ -250,6 +254,7 @@ def test_a_policy_shows_what_its_networks_say(algo):
         algo.get_policy("other")
 
 
+@pytest.mark.slow
 def test_q_values():
     with DQNConfig().environment("CartPole-v1", backend="jax").training(model={"hidden": [8]}).build() as algo:
         obs = np.random.default_rng(1).normal(size=(9, 4)).astype(np.float32)
@@ -258,6 +263,7 @@ def test_q_values():
         np.testing.assert_array_equal(q.max(-1), algo.get_policy().value_function(obs))
 
 
+@pytest.mark.slow
 def test_an_algorithm_of_ones_own_is_an_algorithm(tmp_path, monkeypatch):
     """By the name of its module, also where that is one file in the working directory."""
     reinforce = (Path(__file__).parents[2] / "examples" / "reinforce.py").read_text()
@@ -276,6 +282,7 @@ def test_an_algorithm_of_ones_own_is_an_algorithm(tmp_path, monkeypatch):
         api.config_class("my_reinforced")
 
 
+@pytest.mark.slow
 def test_a_subclass_replaces_the_training_step():
     calls = []
 
@@ -311,6 +318,7 @@ def test_a_subclass_replaces_the_loss(tmp_path, monkeypatch):
         Algorithm.from_checkpoint(path)
 
 
+@pytest.mark.slow
 def test_a_transform_between_collecting_and_learning():
     def doubled(rollout):
         return rollout.replace(reward=2.0 * rollout.reward)
@@ -385,6 +393,7 @@ def test_names_of_sb3_have_a_word_that_says_what_does_it_instead(kind, algo, tmp
             assert hasattr(owner, given), (name, given)
 
 
+@pytest.mark.slow
 def test_the_parameters_of_known_networks():
     """PPO with 4-256-256-2 and a value network like it."""
     with small().training(model={"hidden": [256, 256]}).build() as algo:
@@ -392,6 +401,7 @@ def test_the_parameters_of_known_networks():
         assert algo.session.run.num_params == 134_915
 
 
+@pytest.mark.slow
 def test_a_task_of_envpool_is_its_options():
     made = small(min_sample_timesteps_per_iteration=1).environment("CartPole-v1", backend="envpool")
     with made.env_runners(rollout_fragment_length=32).build() as algo:
@@ -413,6 +423,7 @@ def test_names_that_the_older_classes_have(algo):
         algo.set_weights(weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collector", ["program", "host"])
 def test_an_algorithm_on_envpool_leaves_no_thread_behind(collector):
     """EnvPool's threads end with its pool, which nothing may hold once the algorithm is stopped."""

@@ -106,6 +106,7 @@ def test_gradients_then_a_step_are_an_update(a2c):
         a2c.apply_gradients(jax.tree.map(lambda x: x * np.nan, gradients))
 
 
+@pytest.mark.slow
 def test_with_replay_batches_are_learned_from(q):
     batch, before = q.sample_replay(), q.session.learner_state()
     gradients, info = q.workers.local_worker().compute_gradients(batch)
@@ -124,6 +125,7 @@ def test_with_replay_batches_are_learned_from(q):
         q.learn_on_batch(jax.tree.map(lambda x: x[:4], batch))
 
 
+@pytest.mark.slow
 def test_a_rollout_by_hand_stands_behind_a_seam_in_replay(q):
     """What is stored of it has true successors, and so has what training stores behind it."""
     first = q.workers.local_worker().sample()
@@ -172,6 +174,7 @@ def test_ppos_gradient_is_that_over_the_whole_rollout():
     same(*found, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_environments_in_python_are_sampled_by_part():
     with on_policy().environment(backend="gymnasium").build() as algo:
         parts = algo.workers.foreach_worker(lambda w: (w.sample_with_count(), w.worker_index))
@@ -245,6 +248,7 @@ def test_an_algorithm_gives_and_takes_its_state(a2c, tmp_path):
     assert a2c.get_config() is a2c.config
 
 
+@pytest.mark.slow
 def test_results_are_logged_by_a_subclass():
     class Noted(Algorithm):
         algo_name = "a2c"

@@ -92,7 +92,10 @@ def test_mappings_take_what_they_ask_for(mapping):
 @pytest.mark.parametrize(
     ("mapping", "says"),
     [
-        (lambda agent_id, episode: f"p{episode.env}", "got one that raises AttributeError: .*name each agent's policy"),
+        (
+            lambda agent_id, episode: f"p{episode.env}",
+            "got a function that raises AttributeError: .*name each agent's policy",
+        ),
         (lambda agent_id, episode: 3, "expected the name of a policy, got int for agent_0"),
         ("by_agnt", "did you mean by_agent"),
     ],
@@ -275,6 +278,7 @@ def test_acting_by_policy(algo):
     assert worker.get_metrics()["num_episodes"] > 0
 
 
+@pytest.mark.slow
 def test_by_hand_all_policies_learn_together_or_not_at_all(algo):
     before, steps = algo.get_weights(), algo.session.clock_now()
     rollout, report = algo.session.manual_steps.sample()
@@ -303,6 +307,11 @@ def test_a_policy_leaves_by_its_name(algo, tmp_path, capsys):
     capsys.readouterr()
     assert export([str(saved), "--out", str(tmp_path / "none")]) == 2
     assert "expected one of p0, p1" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_video_of_a_saved_algorithm(algo, tmp_path, capsys):
+    saved = algo.save(tmp_path / "saved")
     assert record([str(saved), "--out", str(tmp_path / "video.gif")]) == 0
     assert "drawn by its own picture" in capsys.readouterr().out
 

@@ -74,7 +74,15 @@ def iql(sets):
     return config.offline_data(input_=sets["Pendulum-v1"], dataset_num_iters_per_learner=2)
 
 
-@pytest.mark.parametrize(("snippet", "updates", "rows"), [(bc, 3, 256), (marwil, 1, 64), (cql, 2, 32), (iql, 2, 256)])
+@pytest.mark.parametrize(
+    ("snippet", "updates", "rows"),
+    [
+        (bc, 3, 256),
+        pytest.param(marwil, 1, 64, marks=pytest.mark.slow),
+        pytest.param(cql, 2, 32, marks=pytest.mark.slow),
+        pytest.param(iql, 2, 256, marks=pytest.mark.slow),
+    ],
+)
 def test_rllibs_snippets_train(snippet, updates, rows, sets):
     with small(snippet(sets)).build() as algo:
         found = algo.train()
@@ -214,6 +222,7 @@ def test_a_function_of_ones_own_gives_the_data():
         assert algo.train()["num_env_steps_trained"] == 256
 
 
+@pytest.mark.slow
 def test_data_beside_environments(sets, tmp_path):
     """RLlib's mix, an exact split here; and the run writes what it samples."""
     config = small(DQNConfig()).environment("CartPole-v1", backend="jax").env_runners(num_envs=4)

@@ -57,6 +57,7 @@ def same(a, b):
 # ---------------------------------------------------------------- the trainable, without Tune
 
 
+@pytest.mark.slow
 def test_a_trial_takes_over_weights_and_counters_but_keeps_its_own_hyper_parameters(here):
     made = tune.trainable("PPO")
     assert issubclass(made, theirs.Trainable) and made.__name__ == "PPO"

@@ -55,6 +55,7 @@ def test_the_lines_of_python(made):
     assert OWN.split("```python\n")[2].partition("```")[0].count("\n") == 6  # one of them empty
 
 
+@pytest.mark.slow
 def test_learning(made, capsys):
     (section,) = re.findall(r"```yaml\n(.*?)```", LEARN, re.S)
     Path("cloned.yaml").write_text(section)
@@ -79,11 +80,12 @@ def recorded(tmp_path_factory):
     root, out = tmp_path_factory.mktemp("recorded"), io.StringIO()
     with contextlib.chdir(root), contextlib.redirect_stdout(out):
         (training,) = re.findall(r"^python -m jrl\.train (.+)$", RECORD, re.M)
-        assert train.main([*training.split(), *SMALL, "--set=algo.num_epochs=1"]) == 0
+        assert train.main([*training.split(), *SMALL, "--set=algo.num_epochs=1", "--set=algo.num_minibatches=1"]) == 0
         commands(RECORD)
     return root, out.getvalue()
 
 
+@pytest.mark.slow
 def test_recording(recorded):
     root, out = recorded
     assert out.count("checksum ") == 4
@@ -95,6 +97,7 @@ def test_recording(recorded):
     assert given.data.output == OutputConfig(str(Path("sets/replay").absolute()), columns=("log_prob",))
 
 
+@pytest.mark.slow
 def test_judging(recorded, monkeypatch, capsys):
     root, _ = recorded
     monkeypatch.chdir(root)
@@ -136,6 +139,7 @@ def test_the_table_of_formats_is_whole():
     assert re.findall(r"^\| `([\w-]+)` \|", FORMATS, re.M) == ["--to", *data.NAMES]
 
 
+@pytest.mark.slow
 def test_pre_training_and_fine_tuning(recorded, monkeypatch, capsys):
     monkeypatch.chdir(recorded[0])
     lines = re.findall(r"^python -m jrl\.train (.+)$", TUNE.replace("\\\n", ""), re.M)

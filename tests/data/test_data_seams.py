@@ -81,6 +81,7 @@ def images(stacked, seed=0):
     return data.of_episodes(Box((3, 8, 8), "uint8", 0, 255), Discrete(2, "int64"), episodes)
 
 
+@pytest.mark.slow
 def test_stacks_of_frames_are_kept_as_frames(tmp_path):
     data.write(images(True), tmp_path / "set")
     drawn = {}
@@ -116,12 +117,14 @@ def assert_debugged(directory, errors, capsys):
     assert "not finite in training" in out and "batch.reward is not finite" in out
 
 
+@pytest.mark.slow
 def test_a_reward_that_is_no_number_ends_a_run_with_memory_with_a_bundle(tmp_path, capsys):
     memory = ["network.core={name: gru, size: 8}", "network.max_seq_len=3", "replay.burn_in=0"]
     assert train_on(with_a_nan(tmp_path / "set"), tmp_path / "run", *memory) == 1
     assert_debugged(tmp_path / "run", capsys.readouterr().err, capsys)
 
 
+@pytest.mark.slow
 def test_the_bundle_is_of_the_very_update_however_many_a_call_makes(tmp_path, capsys):
     path, found = with_a_nan(tmp_path / "set"), {}
     for name, more in {
@@ -145,6 +148,7 @@ def test_the_bundle_is_of_the_very_update_however_many_a_call_makes(tmp_path, ca
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), weights, params)
 
 
+@pytest.mark.slow
 def test_a_run_from_data_is_rolled_back(tmp_path, capsys):
     """From its beginning where there is no checkpoint, and not for ever."""
     path = with_a_nan(tmp_path / "set")
@@ -167,6 +171,7 @@ def opposite(batch):
     return batch.replace(action=1 - batch.action)
 
 
+@pytest.mark.slow
 def test_custom_loss_and_batch(written, tmp_path):
     code = ["custom.loss=test_data_seams:twice", "custom.batch=[test_data_seams:opposite]"]
     final = {}
@@ -225,10 +230,12 @@ def test_callbacks_get_what_there_is(written, name, evaluates, message):
 # ---------------------------------------------------------------- checkpoints
 
 
+BEST = ["checkpoint.keep_best_by=validation/loss/policy", "checkpoint.keep_best=min", "checkpoint.every=10",
+        "checkpoint.keep_last=1", "data.validation=0.4", "algo.lr=0.05"]  # fmt: skip
+
+
 def test_the_checkpoint_of_the_least_validation_loss_is_kept(written, tmp_path):
-    best = ["checkpoint.keep_best_by=validation/loss/policy", "checkpoint.keep_best=min", "checkpoint.every=10",
-            "checkpoint.keep_last=1", "data.validation=0.4", "algo.lr=0.05"]  # fmt: skip
-    assert train_on(written, tmp_path / "run", *best, algo="bc", stop=("updates=100",)) == 0
+    assert train_on(written, tmp_path / "run", *BEST, algo="bc", stop=("updates=100",)) == 0
     found = checkpoint.read_meta(checkpoint.locate(tmp_path / "run", best=None))
     rows = loggers.read_rows(tmp_path / "run" / "result.jsonl")
     losses = [row["validation/loss/policy"] for row in rows]
@@ -236,8 +243,9 @@ def test_the_checkpoint_of_the_least_validation_loss_is_kept(written, tmp_path):
     assert found["metrics"]["validation/loss/policy"] == min(losses) < losses[-1]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_says_that_its_data_are_others(written, tmp_path, capsys):
-    assert train_on(written, tmp_path / "run", algo="bc") == 0
+    assert train_on(written, tmp_path / "run", *BEST, algo="bc") == 0
     meta = checkpoint.read_meta(checkpoint.locate(tmp_path / "run"))
     assert meta["data"] == {written: data.read(written).checksum()}
     capsys.readouterr()

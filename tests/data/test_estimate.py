@@ -93,6 +93,7 @@ def test_the_command_weighs_the_episodes_by_what_the_policy_does(trained, capsys
     assert found["gamma"] == 0.5 and found["judged"] == "its best actions"
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_of_all_methods(trained, capsys):
     run, path = trained
     assert main(["estimate", str(run), str(path), "--updates", "20", "--explore", "--episodes", "30"]) == 0
@@ -154,6 +155,7 @@ def first_actor(algo, seed):
     return jax.jit(lambda key: algo.actor(algo.init(key)))(jax.random.key(seed))
 
 
+@pytest.mark.slow
 def test_one_action_of_a_continuum_has_no_weight():
     with pytest.raises(InputError, match=r"^wis: .*expected a policy with action prob.*methods=\[dm\].*explore=true$"):
         judge(td3, td3.Config(), PLANE)
@@ -188,8 +190,8 @@ def test_weights_that_explode_are_warned_of():
     ("action", "observation", "core"),
     [
         (Discrete(3), MASKED, Lstm(size=8)),
-        (MultiDiscrete((2, 3)), VECTOR, NoCore()),
-        (Dict((("aim", PLANE), ("move", Discrete(3)))), VECTOR, Lstm(size=8)),
+        pytest.param(MultiDiscrete((2, 3)), VECTOR, NoCore(), marks=pytest.mark.slow),
+        pytest.param(Dict((("aim", PLANE), ("move", Discrete(3)))), VECTOR, Lstm(size=8), marks=pytest.mark.slow),
     ],
 )
 def test_probabilities_are_those_of_acting_step_by_step(action, observation, core):
@@ -237,7 +239,7 @@ def test_the_distribution_of_choices_is_that_of_acting(exploration, explore):
 # ---------------------------------------------------------------- fitted values
 
 
-@pytest.mark.parametrize("choices", ["of a continuum", "of two"])
+@pytest.mark.parametrize("choices", [pytest.param("of a continuum", marks=pytest.mark.slow), "of two"])
 def test_fitted_values_are_those_of_the_policy(choices):
     """r = s + a, s' = s / 2, discount 0.5: of a policy of mean action 0.4 V(s) = (4 s + 2.4) / 3."""
     discrete = choices == "of two"
@@ -302,6 +304,7 @@ def verdict(spec, held, methods, change, fqe):
     return judge(actor, jax.random.key(0)), algo, actor
 
 
+@pytest.mark.slow
 def test_fitted_values_and_doubly_robust_ones_are_those_of_a_linear_solve():
     spec = EnvSpec(Box((3,)), TWO, 1)
     fit = {"updates": 1500, "batch_size": 128, "lr": 5e-3, "tau": 0.05, "hidden": [16]}
@@ -320,6 +323,7 @@ def test_fitted_values_and_doubly_robust_ones_are_those_of_a_linear_solve():
     assert given["dr"]["error"] < given["pdis"]["error"]
 
 
+@pytest.mark.slow
 def test_values_of_normal_actions_are_the_closed_form():
     """r = s + a^2, s' = s / 2 + a, an end at each step with probability 0.4: of a policy N(0, 1) with g = 0.6 gamma the
     value is V(s) = s / (1 - g / 2) + 1 / (1 - g); episodes begin at 1 and are those of N(0.2, 1)."""
@@ -358,6 +362,7 @@ def rows(cfg, saved=None):
     return found
 
 
+@pytest.mark.slow
 def test_estimates_stand_in_rows_and_follow_from_the_weights_and_the_iteration(tmp_path):
     data.write(store(), tmp_path / "set")
     how = {"methods": ["wis", "dr"], "every": 30, "fqe": {"updates": 20, "hidden": [8]}}
@@ -380,7 +385,9 @@ def test_estimates_stand_in_rows_and_follow_from_the_weights_and_the_iteration(t
     np.testing.assert_allclose(by_steps[60]["estimate/return"], estimators.returns(reward, mask, GAMMA), rtol=1e-5)
 
 
-@pytest.mark.parametrize("env", ["CartPole-v1", None])
+@pytest.mark.parametrize(
+    "env", [pytest.param("CartPole-v1", marks=pytest.mark.slow), pytest.param(None, marks=pytest.mark.slow)]
+)
 def test_estimates_that_rllibs_word_asks_for_come_with_each_evaluation(tmp_path, env):
     """Under `evaluation`, by RLlib's names; without an environment they are all that an evaluation is."""
     main(["record", "--env", "CartPole-v1", "--random", "1", "--steps", "150", "--out", str(tmp_path / "set")])
@@ -406,7 +413,7 @@ def test_estimates_that_rllibs_word_asks_for_come_with_each_evaluation(tmp_path,
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["data.estimate={methods: []}"], "data.estimate.methods names nothing"),
+        (["data.estimate={methods: []}"], "data.estimate.methods: expected at least one method, got none"),
         (["data.estimate={}", "data.input={sampler: 0.5, x: 0.5}", "env.id=CartPole-v1"], "for runs that learn from"),
         (["data.estimate={methods: [magic]}"], "one of is, wis, pdis"),
     ],

@@ -11,6 +11,8 @@ from jrl import config, data, train
 from jrl.run.store import checkpoint
 from jrl.types import Box, Discrete
 
+pytestmark = pytest.mark.slow  # runs that learn
+
 CONFIGS = Path(__file__).parents[2] / "configs"
 PENDULUM = Box((3,)), Box((1,), "float32", -2.0, 2.0)
 CARTPOLE = Box((4,)), Discrete(2, "int64")

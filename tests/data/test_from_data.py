@@ -78,7 +78,9 @@ def check_transitions(batch, held, n):
         assert batch.next_obs[i, 0] == row + steps
 
 
-@pytest.mark.parametrize(("n", "devices"), [(1, 1), (3, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("n", "devices"), [pytest.param(1, 1, marks=pytest.mark.slow), pytest.param(3, 1, marks=pytest.mark.slow), (2, 2)]
+)
 def test_transitions_are_those_of_the_record(written, n, devices):
     buffer, parts, held = buffer_of(run_config(written, f"replay.n_step={n}", "replay.batch_size=1024"), devices)
     seen = set()
@@ -294,8 +296,10 @@ def trained(cfg, calls, saved=None, kept=None):
 
 LEARN = ("data.updates_per_iteration=20", "data.validation=0.3")
 HOST = "data.placement=host"
+SCHEDULED = {"name": "dqn", "lr": [[0, 1.0e-3], [60, 0.0]], "normalize_obs": True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["replay.prioritized=true", "devices.fake=2", HOST])
 def test_a_run_that_is_continued_is_the_same_to_the_bit(written, how):
     cfg = run_config(written, *LEARN, how)
@@ -310,14 +314,14 @@ def test_a_run_that_is_continued_is_the_same_to_the_bit(written, how):
 
 
 def test_where_data_lie_changes_no_bit(written):
-    on_device = trained(run_config(written, *LEARN), 3)[0]
-    on_host = trained(run_config(written, *LEARN, HOST), 3)[0]
+    cfg = run_config(written, "data.updates_per_iteration=20", algo=SCHEDULED)
+    on_device = trained(cfg, 3)[0]
+    on_host = trained(config.override(config.to_dict(cfg), [HOST]), 3)[0]
     jax.tree.map(np.testing.assert_array_equal, on_device, on_host)
 
 
 def test_schedules_count_updates_and_statistics_of_observations_are_those_of_the_data(written):
-    algo = {"name": "dqn", "lr": [[0, 1.0e-3], [60, 0.0]], "normalize_obs": True}
-    cfg = run_config(written, "data.updates_per_iteration=20", algo=algo)
+    cfg = run_config(written, "data.updates_per_iteration=20", algo=SCHEDULED)
     (kept, first, _), (_, third, _) = trained(cfg, 1), trained(cfg, 3)
     expected = [np.mean(1 - np.arange(20) / 60) / 1e3, np.mean(1 - np.arange(40, 60) / 60) / 1e3]
     np.testing.assert_allclose([first["train/lr"], third["train/lr"]], expected, rtol=1e-4)
@@ -355,6 +359,7 @@ def test_what_cannot_be_is_refused_by_name(written, overrides, message):
         build_data.inputs(cfg)
 
 
+@pytest.mark.slow
 def test_batches_that_were_fetched_ahead_are_those_of_the_seed(written):
     """A program that begins anew with another seed draws its own."""
     cfg = run_config(written, *LEARN, HOST)
@@ -432,6 +437,7 @@ def test_data_without_rewards_teach_imitation_and_nothing_that_reads_them(tmp_pa
         data.concatenated([rewarded, held])
 
 
+@pytest.mark.slow
 def test_imitation_learns_without_rewards(tmp_path):
     path = unrewarded(tmp_path / "x.hdf5", "x.hdf5")
     cfg = run_config(path, algo={"name": "bc"}, run={"out": tmp_path / "run"}, stop={"updates": 2})  # a pathlib.Path

@@ -17,12 +17,18 @@ OF_DATA = -1.0  # its rewards; CartPole's own are 1
 STEPS = 230  # of the data
 MEMORY = ("network.core={name: gru, size: 4}", "network.max_seq_len=4", "replay.burn_in=2", "network.hidden=[4]")
 DEVICES = "devices.learners=[0, 1]"
+BETA = "replay.priority_beta=[[0, 0.0], [100, 1.0]]"
 KINDS = {
     "transitions": (),
+    "transitions by priority": ("replay.prioritized=true", BETA),
     "of three steps by priority, on two devices": ("replay.n_step=3", "replay.prioritized=true", DEVICES),
     "sequences by priority": (*MEMORY, "replay.prioritized=true"),
     "sequences, on two devices": (*MEMORY, DEVICES),
 }
+
+
+def mostly_slow(kinds):
+    return [pytest.param(kind, marks=[] if kind == "transitions by priority" else [pytest.mark.slow]) for kind in kinds]
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +80,7 @@ def parts_of(tree, devices):
     ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_slow(KINDS))
 def test_every_batch_has_its_share_of_each(kind, written):
     """A quarter of each device's batch is of the environment, the rest of the data."""
     state, learn, *_ = trained(run_config(written, *KINDS[kind]), 3)
@@ -91,6 +97,7 @@ def test_every_batch_has_its_share_of_each(kind, written):
             assert (rows[online][live[online]] > 0).all() and (rows[~online][live[~online]] < 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["of three steps by priority, on two devices", "sequences by priority"])
 def test_a_run_that_is_continued_is_the_same_to_the_bit(kind, written):
     cfg = run_config(written, *KINDS[kind])
@@ -100,13 +107,13 @@ def test_a_run_that_is_continued_is_the_same_to_the_bit(kind, written):
     jax.tree.map(np.testing.assert_array_equal, whole, resumed)
 
 
-@pytest.mark.parametrize("memory_", [(), MEMORY])
-@pytest.mark.parametrize("is_alone", [False, True])
+@pytest.mark.parametrize("memory_", [(), pytest.param(MEMORY, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("is_alone", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_schedule_of_priority_beta_counts_updates_of_data(memory_, is_alone, written):
     """Weights w ** beta of the data go from w ** 0 to w ** 1 in 100 updates; w are those of beta 1."""
     more = ["replay.prioritized=true", *memory_]
     more += [f"data.input={written}", "data.updates_per_iteration=20"] if is_alone else []
-    cfg = run_config(written, *more, "replay.priority_beta=[[0, 0.0], [100, 1.0]]")
+    cfg = run_config(written, *more, BETA)
     fixed = config.override(config.to_dict(cfg), ["replay.priority_beta=1.0"])
     for calls in (3, 9):
         state, learn, kept, *_ = trained(cfg, calls)
@@ -114,7 +121,8 @@ def test_a_schedule_of_priority_beta_counts_updates_of_data(memory_, is_alone, w
             plain = session.run.learn
         replay = learn.data.with_rows(state.replay, learn.data.fill()) if is_alone else state.replay
         part = own_replay(replay, learn)
-        weights = [np.asarray(one.data.buffer.sample(part, jax.random.key(0)).weight) for one in (learn, plain)]
+        drawn = [jax.jit(one.data.buffer.sample)(part, jax.random.key(0)) for one in (learn, plain)]
+        weights = [np.asarray(batch.weight) for batch in drawn]
         of_data = slice(0 if is_alone else 8, None)
         scheduled, full = (weight.reshape(32, -1)[of_data] for weight in weights)
         live = full > 0
@@ -123,7 +131,7 @@ def test_a_schedule_of_priority_beta_counts_updates_of_data(memory_, is_alone, w
         np.testing.assert_allclose(ratio[0], min(kept.learner.updates / 100, 1.0) * ratio[1], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["transitions", "of three steps by priority, on two devices"])
+@pytest.mark.parametrize("kind", mostly_slow([*KINDS][:3]))
 def test_a_checkpoint_holds_nothing_of_the_data(kind, written):
     kept = trained(run_config(written, *KINDS[kind]), 3)[2]
     online, of_data = kept.replay.parts
@@ -153,6 +161,7 @@ def test_data_that_do_not_fit_beside_replay_are_refused(written, monkeypatch):
         Session(cfg)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["transitions", "of three steps by priority", "sequences by priority"])
 def test_members_of_a_population_are_the_runs_that_they_would_be_alone(kind, written, tmp_path):
     """With floats of their own, from the beginning and from a checkpoint: the same updates, the same weights."""

@@ -10,8 +10,9 @@ import time
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from saved import save_games
 
-from jrl import data, train
+from jrl import data
 from jrl.data.__main__ import main
 from jrl.play import behaviour_policy
 from jrl.rollout.stitch import Stitch
@@ -27,22 +28,21 @@ RUN = {
 }
 
 
-def trained(directory, cfg):
-    path = directory.with_suffix(".yaml")
-    path.write_text(json.dumps(cfg))
-    assert train.main([str(path), f"--out={directory}"]) == 0
+def saved(directory, cfg):
+    """A run of these sections, as before its first update."""
+    save_games(directory, **cfg)
     return directory
 
 
 @pytest.fixture(scope="module")
 def ppo(tmp_path_factory):
-    return trained(tmp_path_factory.mktemp("runs") / "ppo", RUN)
+    return saved(tmp_path_factory.mktemp("runs") / "ppo", RUN)
 
 
 @pytest.fixture(scope="module")
 def dqn(tmp_path_factory):
     own = {"algo": {"name": "dqn"}, "replay": {"learning_starts": 64, "capacity": 1000, "batch_size": 32}}
-    return trained(tmp_path_factory.mktemp("runs") / "dqn", {**RUN, **own, "rollout": {"length": 8}})
+    return saved(tmp_path_factory.mktemp("runs") / "dqn", {**RUN, **own, "rollout": {"length": 8}})
 
 
 def recorded(out, *arguments):
@@ -73,6 +73,7 @@ def test_a_policy_that_draws_has_its_own_log_probabilities(ppo, tmp_path):
     assert store.returns()[whole].min() >= 8 and (~whole).sum() <= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [0.25, 1.0])
 def test_epsilon_has_the_density_of_the_mixture(ppo, dqn, tmp_path, epsilon):
     share = lambda p: np.log((1 - epsilon) * np.asarray(p) + epsilon / 2)
@@ -86,8 +87,18 @@ def test_epsilon_has_the_density_of_the_mixture(ppo, dqn, tmp_path, epsilon):
     assert abs((best != action).mean() - epsilon / 2) < 4 * np.sqrt(epsilon / 2 * (1 - epsilon / 2) / len(action))
 
 
+@pytest.mark.slow
 def test_a_mix_has_its_shares(ppo, dqn, tmp_path):
-    store = recorded(tmp_path / "m", "--mix", f"{ppo}=0.5", f"{dqn}=0.25", "random=0.25", "--steps=800", "--greedy")
+    store = recorded(
+        tmp_path / "m",
+        "--mix",
+        f"{ppo}=0.5",
+        f"{dqn}=0.25",
+        "random=0.25",
+        "--steps=800",
+        "--greedy",
+        "--set=env.backend=gymnasium",
+    )
     source = store.labels["source"]
     steps = {name: int(store.lengths()[source == name].sum()) for name in np.unique(source)}
     for name, share in ((str(ppo), 400), (str(dqn), 200), ("random", 200)):
@@ -110,12 +121,17 @@ WAYS = {  # to step the same environment
 @pytest.fixture(scope="module")
 def memory(tmp_path_factory):
     core = {"hidden": [8], "core": {"name": "lstm", "size": 8}}
-    return trained(tmp_path_factory.mktemp("runs") / "lstm", {**RUN, "network": core})
+    return saved(tmp_path_factory.mktemp("runs") / "lstm", {**RUN, "network": core})
 
 
 # the ways to act in a program have tests of their own
 @pytest.mark.parametrize(
-    ("way", "how"), [*((way, []) for way in WAYS), ("here", ["--greedy"]), ("here", ["--epsilon=0.5"])], ids=str
+    ("way", "how"),
+    [
+        pytest.param(way, how, marks=[] if (way, how) == ("here", ["--greedy"]) else [pytest.mark.slow])
+        for way, how in (*((way, []) for way in WAYS), ("here", ["--greedy"]), ("here", ["--epsilon=0.5"]))
+    ],
+    ids=str,
 )
 def test_every_player_plays_in_every_way_to_step(ppo, dqn, memory, tmp_path, way, how):
     settings = [f"--set=env.{setting}" for setting in WAYS[way]]
@@ -202,6 +218,7 @@ def test_rollouts_are_cut_into_episodes(rollouts, expected):
     assert stitch.unfinished() == []
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_leaves_whole_files(tmp_path):
     path, out = tmp_path / "run.yaml", tmp_path / "run"
     output = {"data": {"output": {"max_file_mb": 0.002}}, "stop": {"env_steps": 10**9}}

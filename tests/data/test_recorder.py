@@ -60,7 +60,7 @@ CASES = {
     "PPO, asynchronous runners": (PPO, RUNNERS, ASYNC),
     "SAC, runners, whole episodes": (SAC, RUNNERS, WHOLE),
 }
-QUICK = tuple(CASES)[:3]
+QUICK = tuple(CASES)[:1]
 
 
 @pytest.fixture
@@ -123,6 +123,7 @@ def test_what_is_written_is_what_was_acted_on(name, tmp_path, known):
         assert (logs <= 0).all() and (logs < 0).any()
 
 
+@pytest.mark.slow
 def test_agents_have_episodes_of_their_own(tmp_path):
     cfg = {
         "algo": {"name": "ppo", "num_epochs": 1, "num_minibatches": 1},
@@ -144,6 +145,7 @@ def test_agents_have_episodes_of_their_own(tmp_path):
         assert (episode.columns["log_prob"] < 0).all()
 
 
+@pytest.mark.slow
 def test_agents_of_games_that_do_not_wait_have_their_own_steps(tmp_path, known):
     game = {"env": {"id": "games:Numbered", "num_envs": 2}, "multi_agent": {"mapping": "by_agent"}}
     own = {"network": {"hidden": [8]}, "run": {"log": []}, "data": {"output": {}}, "stop": {"env_steps": 1_000}}
@@ -169,6 +171,7 @@ CARTPOLE = {
 }
 
 
+@pytest.mark.slow
 def test_a_resumed_run_loses_nothing_and_writes_nothing_twice(tmp_path):
     whole, cut, path = tmp_path / "whole", tmp_path / "cut", tmp_path / "run.yaml"
     path.write_text(json.dumps(CARTPOLE))
@@ -199,6 +202,7 @@ def test_columns_that_nobody_records_are_refused():
         Session(cfg)
 
 
+@pytest.mark.slow
 def test_episodes_of_self_play_tell_the_learner_from_its_opponents(tmp_path):
     small = ["env.num_envs=8", "multi_agent.self_play.pool=2", "rollout.length=16", "network.hidden=[8]", "run.log=[]"]
     cfg = config.to_dict(config.load("tictactoe", [*small, "stop.env_steps=100000", "data.output.columns=[log_prob]"]))
@@ -235,6 +239,7 @@ def test_formats_hold_the_same_steps(format, tmp_path, plain):
         np.testing.assert_array_equal(np.asarray(found, wanted.dtype), wanted)
 
 
+@pytest.mark.slow
 def test_agents_of_different_spaces_have_directories_of_their_own(tmp_path):
     cfg = {
         "algo": {"name": "ppo", "num_epochs": 1, "num_minibatches": 1},

@@ -29,6 +29,12 @@ def make(id: str, kind: str, *, num_envs: int = 4, seed: int = 0, options: dict 
     return envs.make(id, num_envs=num_envs, seed=seed, options=options, **settings, **kwargs)
 
 
+def jitted(task):
+    """A definition whose functions are one program each."""
+    names = [name for name in ("reset", "step", "observe", "view") if getattr(task, name, None) is not None]
+    return task._replace(**{name: jax.jit(getattr(task, name)) for name in names})
+
+
 class Stepper:
     """Steps any environment with numpy in and numpy out; an environment written in JAX as a jitted program."""
 

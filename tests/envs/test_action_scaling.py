@@ -66,7 +66,7 @@ def test_trees_reach_the_environment():
     assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(inner.taken))
     assert env.spec.env_action == ACTION and env.taken is inner.taken
     graph = transformed(build(recorded(), 2), partial(scale_actions, env=EnvConfig()))
-    state, _ = graph.reset(jax.random.key(0))
+    state, _ = jax.jit(graph.reset)(jax.random.key(0))
     _, result = jax.jit(graph.step)(state, POLICYS, jax.random.key(1))
     np.testing.assert_allclose(result.obs, [[1, 0, -1, 2], [2, 7.5, -4, 2]])
 

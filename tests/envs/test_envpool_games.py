@@ -209,6 +209,7 @@ def test_an_intersection_does_not_end_at_a_horizon_either():
             envs.make("IntersectionMultiAgent-v1", num_envs=1, horizon=horizon)
 
 
+@pytest.mark.slow
 def test_a_run_by_command(tmp_path, capsys):
     path, out = tmp_path / "run.yaml", tmp_path / "run"
     cfg = {

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from env_helpers import jitted
 
 from jrl import envs
 from jrl.envs.board_games import _has_line, connect_four, tic_tac_toe
@@ -22,7 +23,7 @@ def draws_for(definition, num_envs, value=0.0):
 
 def test_two_step_game_pays_the_table():
     """All eight courses at once: 2A pays the team 7, 2B 0, 1, 1 and 8; half to each, at the end."""
-    game = two_step_game()
+    game = jitted(two_step_game())
     plays = np.array(list(itertools.product(range(2), repeat=3)), np.int32)  # first of agent_0, then of both
     draws = draws_for(game, 8)
     state = game.reset(draws)
@@ -41,7 +42,7 @@ def test_two_step_game_pays_the_table():
 
 def test_the_move_that_beats_the_other():
     """Paper beats rock, scissors beat paper, rock beats scissors; each player then sees the other's move."""
-    game = rock_paper_scissors(moves=2)
+    game = jitted(rock_paper_scissors(moves=2))
     moves = np.array(list(itertools.product(range(3), repeat=2)), np.int32)
     state = game.reset(draws_for(game, 9))
     assert np.all(np.asarray(game.observe(state)) == 3)
@@ -55,11 +56,11 @@ def test_the_move_that_beats_the_other():
 
 def test_the_opponents_that_do_not_learn():
     """Whoever knows the opponent wins all but the first move; which it is, is drawn for each game."""
-    game = rock_paper_scissors(opponent="heuristic")
+    game = jitted(rock_paper_scissors(opponent="heuristic"))
     assert game.agents == ("learned",)
     rng = np.random.default_rng(0)
     draws = lambda: rng.random((2, 3000), np.float32)
-    state, step = game.reset(draws()), jax.jit(game.step)
+    state, step = game.reset(draws()), game.step
     habit, seen, mine, total = np.asarray(state.habit), None, None, np.zeros(3000)
     for t in range(15):
         # the next move of one that repeats itself, and of one that beats my last
@@ -79,11 +80,11 @@ def test_the_opponents_that_do_not_learn():
 
 def riddle_returns(policy, n=3):
     """Mean of the team's returns over all courses of rooms, of which each of n ** days is as likely as the others."""
-    game = switch_riddle(n)
+    game = jitted(switch_riddle(n))
     days = 4 * n - 6
     rooms = np.array(list(itertools.product(range(n), repeat=days)))
     draws = ((rooms + 0.5) / n).T.astype(np.float32)
-    state, step = game.reset(draws[:1]), jax.jit(game.step)
+    state, step = game.reset(draws[:1]), game.step
     total, going = np.zeros(len(rooms)), np.ones(len(rooms), bool)
     for day in range(days):
         assert (np.asarray(game.observe(state)["obs"])[..., 0].argmax(-1) == rooms[:, day]).all()
@@ -119,7 +120,7 @@ def test_telling_on_a_given_day_earns_what_chance_says():
 
 
 def test_the_light_is_seen_in_the_room_only_and_switched_there_only():
-    game = switch_riddle(3)
+    game = jitted(switch_riddle(3))
     state = game.reset(draws_for(game, 1))  # agent_0 is there
     assert np.asarray(game.observe(state)["action_mask"])[0].tolist() == [[1, 1, 1], [1, 0, 0], [1, 0, 0]]
     outside, inside = np.array([[0, 2, 1]], np.int32), np.array([[2, 0, 0]], np.int32)
@@ -157,18 +158,21 @@ def spread_sums(policy, num_envs=2000):
     return float(total.mean()), float(total.std()) / num_envs**0.5
 
 
+@pytest.mark.slow
 def test_spread_pays_who_does_nothing_what_mpe_pays():
     """-71.8, measured elsewhere with 2,000 episodes, too."""
     mean, error = spread_sums(lambda obs, key: jnp.zeros(obs.shape[0], jnp.int32))
     assert error < 0.6 and abs(mean + 71.8) < 4 * error * 2**0.5
 
 
+@pytest.mark.slow
 def test_spread_pays_random_agents_what_mpe_pays():
     """-79.0, measured elsewhere with 2,000 episodes, too."""
     mean, error = spread_sums(lambda obs, key: jax.random.randint(key, obs.shape[:1], 0, 5))
     assert error < 0.6 and abs(mean + 79.0) < 4 * error * 2**0.5
 
 
+@pytest.mark.slow
 def test_spread_pays_who_goes_straight_to_its_landmark():
     """-24.1 in the mean; those who brake a little earlier or later are from -22.5 to -26, so that 1 is allowed."""
     orders = jnp.array(list(itertools.permutations(range(3))))
@@ -189,7 +193,7 @@ def test_spread_pays_who_goes_straight_to_its_landmark():
 
 def test_spread_rewards_and_observations_by_hand():
     """Two agents at rest 0.2 apart, so that they overlap; landmarks at (0, 1) and (1, 0)."""
-    game = simple_spread(2)
+    game = jitted(simple_spread(2))
     state = game.reset(draws_for(game, 1, 0.5))
     state = state.replace(
         position=jnp.array([[[0.0, 0.2], [0.0, 0.0]]]), landmark=jnp.array([[[0.0, 1.0], [1.0, 0.0]]])
@@ -256,8 +260,8 @@ def test_tic_tac_toe_has_the_games_that_it_has():
 
     Equal boards are one row, with the number of courses that lead to it.
     """
-    game, of_lines = tic_tac_toe(), lines(3, 3, 3)
-    step, observe, room = jax.jit(game.step), jax.jit(game.observe), 1600  # rows, one program for all plies
+    game, of_lines = jitted(tic_tac_toe()), lines(3, 3, 3)
+    step, observe, room = game.step, game.observe, 1600  # rows, one program for all plies
     boards = {(-1,) * 9: 1}
     results = {1.0: 0, -1.0: 0, 0.0: 0}
     for ply in range(9):
@@ -300,8 +304,8 @@ def test_tic_tac_toe_has_the_games_that_it_has():
 
 def test_connect_four_is_that_of_a_plain_loop():
     """Random allowed moves in 300 games: where pieces fall, who wins, when a column is full."""
-    game, of_lines, n = connect_four(), lines(6, 7, 4), 300
-    rng, step = np.random.default_rng(0), jax.jit(game.step)
+    game, of_lines, n = jitted(connect_four()), lines(6, 7, 4), 300
+    rng, step = np.random.default_rng(0), game.step
     state = game.reset(draws_for(game, n))
     boards, going, won = np.full((n, 42), -1), np.ones(n, bool), np.zeros(3, int)
     for ply in range(42):
@@ -329,7 +333,7 @@ def test_connect_four_is_that_of_a_plain_loop():
 
 
 def test_doing_nothing_in_ones_turn_loses():
-    for game, nothing in ((tic_tac_toe(), 9), (connect_four(), 7)):
+    for game, nothing in ((jitted(tic_tac_toe()), 9), (jitted(connect_four()), 7)):
         state = game.reset(draws_for(game, 1))
         _, reward, ended = game.step(state, np.array([[nothing, nothing]], np.int32), draws_for(game, 1))
         assert np.asarray(reward).tolist() == [[-1, 1]] and np.all(ended)

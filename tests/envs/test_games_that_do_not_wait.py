@@ -114,7 +114,9 @@ class Scattered:
         pass
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[] if case == "Unequal" else [pytest.mark.slow]) for case in CASES]
+)
 def test_rows_of_each_game_are_those_that_it_has_where_all_wait(case):
     options, batch_size, least, shown = CASES[case]
     name = f"agent_envs:{case.split()[-1] if 'team' not in case else 'Walkers'}"
@@ -165,6 +167,7 @@ def joined(rollouts, spec):
 READY = {"remote_worker_envs": True, "batch_wait_ms": 0.0, "num_envs": 3}
 
 
+@pytest.mark.slow
 def test_games_in_processes_that_do_not_wait_have_the_same_rows():
     how = {"options": {"ends": [3, 9, 5], "born": 2}}
     env, waiting = make("agent_envs:Walkers", **how, **READY), make("agent_envs:Walkers", num_envs=3, **how)

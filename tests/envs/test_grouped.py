@@ -129,6 +129,7 @@ def test_teams_of_a_host_environment():
     assert absent == [no, no, no, no, both]
 
 
+@pytest.mark.slow
 def test_agents_of_different_kinds_are_teams_of_their_own():
     made = multi_agent.build(pursuit(noise=0.0), 2)
     env = grouped(made, {"pack": ["hunter_0", "hunter_1"]})
@@ -148,6 +149,7 @@ def test_agents_of_different_kinds_are_teams_of_their_own():
     np.testing.assert_allclose(result.reward, np.stack([each[:, 0] + each[:, 2], each[:, 1]], -1).reshape(-1))
 
 
+@pytest.mark.slow
 def test_one_team_of_all_earns_what_it_does_without_a_name():
     """All agents in one group, and as `team` has them: the same rows, but for the name and whose rows begin a game."""
     plain, named = (
@@ -227,6 +229,7 @@ def _untold(stepped):
     return state, result._replace(several=result.several._replace(there=None))
 
 
+@pytest.mark.slow
 def test_a_gap_is_no_end():
     """Whoever is away without an end is away: the learner cuts there, and bootstraps from what was seen last."""
     env = games.two_step(1)

@@ -62,13 +62,16 @@ def made(cls, **settings):
     return jaxmarl_env.make(cls(), "Clock", GAMES, None, lambda space: space, **settings)
 
 
-@pytest.mark.parametrize("cls", EXPECTED)
+@pytest.mark.parametrize(
+    "cls",
+    [ByMethod, pytest.param(Joined, marks=pytest.mark.slow), pytest.param(AmongObservations, marks=pytest.mark.slow)],
+)
 def test_all_agents_see_what_the_environment_says_or_all_of_them_observe(cls):
     plain, env = made(cls), made(cls, state=True)
     size = EXPECTED[cls](np.float32(0)).size
     for without, part in zip(plain.spec.observation.items, env.spec.observation.items, strict=True):
         assert part == Dict((*without.items, ("state", Box((size,)))))
-    (own, a), (state, b) = plain.reset(jax.random.key(0)), env.reset(jax.random.key(0))
+    (own, a), (state, b) = (jax.jit(one.reset)(jax.random.key(0)) for one in (plain, env))
     action = tuple(np.zeros(GAMES * len(kind), np.int32) for kind in env.spec.kinds)
     steps = jax.jit(plain.step), jax.jit(env.step)
     for t in range(2 * LIMIT + 1):  # over the end of a game, and into the next

@@ -1,5 +1,7 @@
 """Horizons and what an end means: rows, targets and statistics of counters that were worked out by hand."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,11 +55,14 @@ def collect(env, length=8, **options):
     return jax.tree.map(np.asarray, rollout), report
 
 
+gae = jax.jit(partial(returns.gae, gamma=0.5), static_argnames="gae_lambda")
+
+
 def targets(rollout, gae_lambda):
     """With gamma 1/2 and V(obs) = 8 obs: each bootstrap adds 4 obs. NaN on masked rows."""
     value = 8 * np.concatenate([rollout.obs, rollout.last_obs[None]])[..., 0]
     done = rollout.terminated | rollout.truncated
-    found = returns.gae(rollout.reward, rollout.terminated, done, value, gamma=0.5, gae_lambda=gae_lambda)[1]
+    found = gae(rollout.reward, rollout.terminated, done, value, gae_lambda=gae_lambda)[1]
     return np.where(rollout.mask, found, np.nan).T.tolist()
 
 
@@ -84,8 +89,10 @@ OBS = {HARD: [0, 1, 2, 3, 0, 1, 2, 3], SOFT: [0, 1, 2, 3, 3, 4, 5, 0]}
 REWARD = {HARD: [1, 2, 3, 0, 1, 2, 3, 0], SOFT: [1, 2, 3, 0, 4, 5, 0, 1]}
 
 
-CASES = [(kind, *case) for kind in ("gymnasium", "jax") for case in ONE_STEP]
-CASES += [("workers", SOFT, None), ("ready_workers", SOFT, True)]
+CASES = [("gymnasium", *case) for case in ONE_STEP] + [("workers", SOFT, None), ("ready_workers", SOFT, True)]
+# a program of its own for each of these: one of each horizon in make test
+QUICK = ((HARD, None), (SOFT, True))
+CASES += [pytest.param("jax", *case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in ONE_STEP]
 
 
 @pytest.mark.parametrize(("kind", "soft", "no_done"), CASES)
@@ -117,7 +124,9 @@ def test_no_done_at_end_alone():
     assert flags(None) is None
 
 
-@pytest.mark.parametrize("no_done", [None, False, True])
+@pytest.mark.parametrize(
+    "no_done", [pytest.param(x, marks=[] if x else [pytest.mark.slow]) for x in (None, False, True)]
+)
 @pytest.mark.parametrize("kind", ["gymnasium", "ready_workers", "jax"])
 def test_a_record_has_the_ends_of_the_environment_whatever_the_learner_is_told(kind, no_done):
     rollout, _ = collect(make(kind, horizon=3, no_done_at_end=no_done), record=True)

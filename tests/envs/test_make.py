@@ -337,6 +337,6 @@ def test_a_fault_in_functions_that_jax_traces_is_found_before_a_run(id, fault):
 def test_an_environment_of_traced_functions_without_a_fault():
     for id, columns in (("walk", 3), ("pair", 6)):
         env = envs.make(f"test_make:{id}", num_envs=3)
-        state, obs = env.reset(jax.random.key(0))
-        result = env.step(state, jnp.zeros(columns, jnp.int32), jax.random.key(1))[1]
+        state, obs = jax.jit(env.reset)(jax.random.key(0))
+        result = jax.jit(env.step)(state, jnp.zeros(columns, jnp.int32), jax.random.key(1))[1]
         assert obs.shape == result.obs.shape == (columns, 1) and result.reward.shape == (columns,)

@@ -34,6 +34,11 @@ CASES: dict[str, tuple[int, dict[str, Any], int]] = {
     "ConnectFour-v0": (2, {}, 60),
 }
 WITH_VIEW = sorted(set(CASES) - {"RockPaperScissors-v0"})
+QUICK = ("MultiAgentPendulum-v1", "late_arrivals:late_arrivals", "TicTacToe-v0")  # turns, Boxes, agents that come late
+
+
+def mostly_slow(ids):
+    return [pytest.param(id, marks=[] if id in QUICK else [pytest.mark.slow]) for id in ids]
 
 
 def make(id, num_envs=GAMES, **settings):
@@ -147,7 +152,7 @@ def _definition(id, options):
     return load_definition(id, options) if id in envs.ids("jax") else late_arrivals(**options)
 
 
-@pytest.mark.parametrize("id", CASES)
+@pytest.mark.parametrize("id", mostly_slow(CASES))
 def test_the_contract_is_that_of_a_plain_loop(id):
     count, options, steps = CASES[id]
     env = make(id, normalize_actions=False)
@@ -190,7 +195,7 @@ def test_what_is_done_on_absent_rows_changes_nothing(id):
     assert_same(one, rows(env, changed, seed=1))
 
 
-@pytest.mark.parametrize("id", WITH_VIEW)
+@pytest.mark.parametrize("id", mostly_slow(WITH_VIEW))
 def test_the_view_of_all_is_one_more_item(id):
     """The same for all agents of a game, of the space that is told, beside what is seen without it."""
     count, _, steps = CASES[id]
@@ -211,7 +216,7 @@ def test_the_view_of_all_is_one_more_item(id):
     assert_same(b[2:], a[2:])
 
 
-@pytest.mark.parametrize("id", CASES)
+@pytest.mark.parametrize("id", mostly_slow(CASES))
 def test_the_checker_finds_nothing_wrong(id):
     report = check_env(id, options=CASES[id][1], steps=40)
     assert report.ok, report.problems
@@ -223,6 +228,7 @@ def test_environments_can_be_vmapped():
     keys = jax.random.split(jax.random.key(0), 2)
     actions = jnp.ones(8, jnp.int32)
 
+    @jax.jit
     def run(key):
         state, _ = env.reset(key)
 
@@ -233,7 +239,7 @@ def test_environments_can_be_vmapped():
         return jax.lax.scan(body, state, jax.random.split(key, 9))[1]
 
     assert_same(jax.vmap(run)(keys), jax.tree.map(lambda *x: jnp.stack(x), *[run(key) for key in keys]))
-    leaves = jax.tree.leaves(env.reset(keys[0])[0])
+    leaves = jax.tree.leaves(jax.eval_shape(env.reset, keys[0])[0])
     assert all(x.shape[0] == 2 for x in leaves)  # games lead, so that games can be dealt to devices
 
 
@@ -371,7 +377,7 @@ def test_a_definition_of_other_shapes_is_refused():
     for wrong, name in (({"step": step}, "step"), ({"present": lambda t: t < 3}, "present")):
         env = build(plain._replace(**wrong), 2)
         with pytest.raises(InputError, match=rf"MultiDefinition\.{name}: expected arrays of shape \(2, 4\)"):
-            state, _ = env.reset(jax.random.key(0))
+            state, _ = jax.jit(env.reset)(jax.random.key(0))
             env.step(state, jnp.zeros(8, jnp.int32), jax.random.key(0))
     for agents in ((), ("a", "a", "b", "c")):
         with pytest.raises(InputError, match=r"MultiDefinition\.agents"):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from env_helpers import jitted
 from test_scripts import load
 
 from jrl import spaces
@@ -13,10 +14,6 @@ from jrl.envs import classic
 from jrl.envs.jax_env import build
 from jrl.envs.parametric import parametric_cartpole
 from jrl.types import Box, Discrete, InputError, MultiBinary, MultiDiscrete, element
-
-
-def jitted(task):
-    return task._replace(reset=jax.jit(task.reset), step=jax.jit(task.step), observe=jax.jit(task.observe))
 
 
 def fits(space, tree, num_envs):
@@ -37,7 +34,7 @@ def slots(obs):
 
 def test_valid_slots_push_the_cart_and_others_end_the_episode():
     """Slots by hand: draws of 0.3 and 0.5 of 8 slots are slot 2, and 3 + floor(0.5 * 7) = 6."""
-    task, plain = jitted(parametric_cartpole()), classic.cartpole()
+    task, plain = jitted(parametric_cartpole()), jitted(classic.cartpole())
     draws = jnp.concatenate([jnp.full((1, 3), 0.3), jnp.full((5, 3), 0.5)])  # the cart begins at rest in the middle
     state = task.reset(draws)
     obs = task.observe(state)
@@ -52,18 +49,21 @@ def test_valid_slots_push_the_cart_and_others_end_the_episode():
     assert slots(task.observe(state)).tolist() == [[7, 0]] * 3
 
 
-@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("fixed", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_all_slots_are_drawn_anew_for_each_step(fixed):
     task = parametric_cartpole(num_actions=5, fixed=fixed)
     env = build(task, 64)
-    state, obs = env.reset(jax.random.key(0))
 
     def step(carry, key):
         state, obs = carry
         state, result = env.step(state, obs["action_mask"].argmax(-1).astype(jnp.int32), key)
         return (state, result.obs), (result.obs, result.terminated, result.reward)
 
-    _, (obs, end, reward) = jax.lax.scan(step, (state, obs), jax.random.split(jax.random.key(1), 20))
+    @jax.jit
+    def play():
+        return jax.lax.scan(step, env.reset(jax.random.key(0)), jax.random.split(jax.random.key(1), 20))[1]
+
+    obs, end, reward = jax.device_get(play())
     left, right = np.moveaxis(slots(obs), -1, 0)
     halves = ({0, 1}, {2, 3, 4})
     assert (set(left.flat), set(right.flat)) == (halves if fixed else ({*range(5)},) * 2)

@@ -31,6 +31,7 @@ def played(id, actions, **options):
     return env, state
 
 
+@pytest.mark.slow
 def test_pieces_lie_where_they_were_put():
     env, state = played("TicTacToe-v0", [(4, 9), (9, 2)])  # the middle, then the corner on the top right
     picture = env.draw(state, 1)
@@ -41,6 +42,7 @@ def test_pieces_lie_where_they_were_put():
     assert at(picture, 1 / 14, 11 / 12) == RED and at(picture, 1 / 14, 9 / 12) == BLUE  # a piece falls on the other
 
 
+@pytest.mark.slow
 def test_discs_lie_where_agents_are_and_further_out_where_one_is():
     position, landmark = np.array([[-0.75, 0.0], [0.75, 0.0]]), np.array([[0.75], [-0.75]])
     picture = pictures.discs(position, landmark, 0.15)
@@ -79,6 +81,7 @@ def test_five_stand_in_two_rows():
     assert (whole[7:, :6] == 0).all() and (whole[7:, 6:] == 190).all() and (whole[4] == 190).all()
 
 
+@pytest.mark.slow
 def test_environments_that_remember_are_drawn_as_they_are():
     env = envs.make("TicTacToe-v0", num_envs=2)
     around = transformed(env, functools.partial(add_history, prev_action=True))

@@ -142,6 +142,7 @@ def test_errors_say_what_each_library_said():
     assert "its actions are ('Discrete', (), 'int32', 2" in error("painted:Painted", other)
 
 
+@pytest.mark.slow
 def test_a_renderer_is_tried_in_a_child(monkeypatch):
     assert render._probe("CartPole-v1", {}) == ""
     assert "render not implemented" in render._probe("FrozenLake-v1", {})

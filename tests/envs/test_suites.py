@@ -29,9 +29,9 @@ def assert_equal(a, b, upto=None):
     ("id", "observation", "action", "limit"),
     [
         ("gymnax:CartPole-v1", (4,), Discrete(2), 500),
-        ("gymnax:Pendulum-v1", (3,), Box((1,), "float32", -1.0, 1.0), 200),
-        ("gymnax:Catch-bsuite", (10, 5), Discrete(3), 1000),
-        ("gymnax:FourRooms-misc", (4,), Discrete(4), 500),
+        pytest.param("gymnax:Pendulum-v1", (3,), Box((1,), "float32", -1.0, 1.0), 200, marks=pytest.mark.slow),
+        pytest.param("gymnax:Catch-bsuite", (10, 5), Discrete(3), 1000, marks=pytest.mark.slow),
+        pytest.param("gymnax:FourRooms-misc", (4,), Discrete(4), 500, marks=pytest.mark.slow),
         ("brax:fast", (2,), Box((1,), "float32", -1.0, 1.0), 1000),
     ],
 )
@@ -68,7 +68,7 @@ def test_the_contract(id, observation, action, limit):
     flipped = np.where(mask, other, actions)
     assert_equal(limited, run(id, flipped, options={"max_episode_steps": LIMIT}))
     with pytest.raises(ValueError, match="actions must"):
-        env.step(env.reset(jax.random.key(0))[0], actions[0][:2], jax.random.key(1))
+        env.step(jax.jit(env.reset)(jax.random.key(0))[0], actions[0][:2], jax.random.key(1))
 
 
 def test_gymnax_cartpole_ends_beyond_the_threshold_and_starts_afresh():

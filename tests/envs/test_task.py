@@ -77,10 +77,10 @@ def test_a_task_may_be_any_tree_and_a_wrong_one_is_told():
         task={"gravity": 9.8, "wind": np.zeros(2, np.float32)},
     )  # fmt: skip
     env = build(definition, 3)
-    state, obs = env.reset(jax.random.key(0))
+    state, obs = jax.jit(env.reset)(jax.random.key(0))
     np.testing.assert_allclose(obs, [[9.8, 0, 0]] * 3)
     state = env.set_task(state, {"gravity": 1, "wind": np.array([2.0, 3.0])})
-    _, result = env.step(state, np.zeros(3, np.int32), jax.random.key(1))
+    _, result = jax.jit(env.step)(state, np.zeros(3, np.int32), jax.random.key(1))
     np.testing.assert_allclose(result.obs, [[1, 2, 3]] * 3)
     assert env.get_task(state)["wind"].tolist() == [2, 3]
     for wrong in (3, {"gravity": 1}, {"gravity": 1, "wind": 2.0}, {"gravity": "low", "wind": np.zeros(2)}, None):
@@ -93,7 +93,7 @@ def test_states_stacked_over_devices(soft, four_devices):
     """What a fused program holds: [D, B, ...], on the devices where it was."""
     env = corridor(3, horizon=9, soft_horizon=soft)
     functions = unroll.make(env, right, length=4)
-    state = jax.vmap(functions.init)(jax.random.split(jax.random.key(0), 4))
+    state = jax.jit(jax.vmap(functions.init))(jax.random.split(jax.random.key(0), 4))
     sharding = NamedSharding(four_devices, PartitionSpec(parallel.AXIS))
     state = jax.device_put(state, sharding)
     new = task.set_in(state, env, 7.0)

@@ -53,7 +53,7 @@ def test_a_team_sees_and_earns_what_its_agents_do():
 def test_present_are_those_who_act_on_the_next_step():
     """late_arrivals: whoever comes late or comes back is present before its first action, in every game."""
     env = transformed(make("late_arrivals:late_arrivals", num_envs=2), join_all_agents)
-    state, obs = env.reset(jax.random.key(0))
+    state, obs = jax.jit(env.reset)(jax.random.key(0))
     assert np.asarray(obs["present"]).tolist() == [[1, 0, 1, 1]] * 2
     step, action, present = jax.jit(env.step), jnp.ones((2, 4), jnp.int32), []
     for t in range(14):

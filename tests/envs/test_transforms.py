@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from env_helpers import Stepper, make, random_actions, run
+from env_helpers import Stepper, jitted, make, random_actions, run
 
 from jrl import envs
 from jrl.envs import toys
@@ -188,7 +188,7 @@ def board(ball_row, ball, paddle):
 
 def test_catch_by_hand():
     """Two balls, columns 0 and 4; both paddles start at 2; one goes left (and stops at the wall), one stays at 2."""
-    task = toys.catch()
+    task = jitted(toys.catch())
     state = task.reset(jnp.float32([[0.0, 0.99]]))
     np.testing.assert_array_equal(task.observe(state), [board(0, 0, 2), board(0, 4, 2)])
     for t in range(1, 10):
@@ -207,7 +207,7 @@ def test_catch_equals_envpools():
     theirs = run("Catch-v0", "host", actions)
     columns = theirs.first[:, 0].argmax(-1)
     assert set(columns) == set(range(5))
-    task = toys.catch()
+    task = jitted(toys.catch())
     state = task.reset((columns[None] + 0.5).astype(np.float32) / 5)
     np.testing.assert_array_equal(task.observe(state), theirs.first)
     for t, action in enumerate(actions):
@@ -261,7 +261,7 @@ def test_stateless_cartpole_shows_the_positions_of_cartpole():
 
 def test_stateless_cartpole_by_hand():
     """From rest, upright, a push to the right: velocities 0.1951 and -0.2927 after one step, positions after two."""
-    task = toys.stateless_cartpole()
+    task = jitted(toys.stateless_cartpole())
     state, _, _ = task.step((jnp.zeros(1),) * 4, jnp.int32([1]), None)
     np.testing.assert_array_equal(task.observe(state), [[0, 0]])  # positions move with the old velocities
     # temp = 10 / 1.1; theta'' = -temp / (0.5 (4/3 - 0.1/1.1)); x'' = temp - 0.05 theta'' / 1.1

@@ -33,6 +33,7 @@ def refused(capsys, *args):
     return err
 
 
+@pytest.mark.slow
 def test_an_export_of_a_trained_run_has_its_actions(tmp_path, capsys):
     """Including observation statistics and the environment's bounds of -2 .. 2."""
     options = [

@@ -62,10 +62,8 @@ for _name in algos.names():
 BLOCKED = {"npz": "jrl,jax,jaxlib,flax,ml_dtypes", "stablehlo": "jrl,flax,optax,orbax", "onnx": "jrl,jax,jaxlib,flax"}
 
 
-# without optimisation the programs of images take most of the time
-IMAGES = ("ppo_nature", "td3_impala")
-LIKE_ANOTHER = ("a2c", "impala", "appo", "pqn", "dqn_quantiles", "sac_discrete")  # in the slow set
-each_case = [pytest.param(name, marks=[pytest.mark.slow] if name in (*IMAGES, *LIKE_ANOTHER) else []) for name in CASES]
+QUICK = ("ppo", "td3", "dqn_rainbow", "sac")  # one of each kind of actions and of networks in make test
+each_case = [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in CASES]
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +160,7 @@ def test_policy_json_describes_the_export(exported):
             r"expected uint8 .* got float32",
             marks=pytest.mark.slow,
         ),
-        ("iqn", np.zeros((2, 1), np.int32), r"got int32 \(2, 1\)"),
+        pytest.param("iqn", np.zeros((2, 1), np.int32), r"got int32 \(2, 1\)", marks=pytest.mark.slow),
     ],
 )
 def test_observations_of_another_kind_are_refused(exported, name, obs, message):
@@ -177,6 +175,7 @@ def test_other_precisions_lists_and_odd_batches_are_accepted(exported, policies)
     assert pi.act(obs[3].tolist()) == expected[3]
 
 
+@pytest.mark.slow
 def test_bfloat16_networks(tmp_path):
     """numpy has no bfloat16: the interpreter computes in float32, from rounded parameters."""
     save(tmp_path / "run", "ppo", CONTINUOUS, "network.dtype=bfloat16", "network.layer_norm=true", change=trained)

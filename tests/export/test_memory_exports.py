@@ -67,7 +67,7 @@ def flat(action):
     return np.concatenate([np.asarray(x, np.float64).reshape(len(x), -1) for x in found], 1)
 
 
-QUICK = ("privileged", "past", "pqn_gru", "dt")
+QUICK = ("past",)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +130,7 @@ def test_missing_inputs_are_named(tmp_path):
         pi.act(obs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["npz", pytest.param("stablehlo", marks=pytest.mark.slow)])
 def test_parts_that_only_the_critic_reads_may_be_left_out(tmp_path, format):
     """These parts are ignored if they are given."""

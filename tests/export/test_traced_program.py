@@ -177,7 +177,7 @@ def test_an_operation_that_numpy_lacks_is_named(function, name):
 
 
 def test_a_size_that_is_not_a_multiple_of_the_batch_is_refused():
-    with pytest.raises(InputError, match=r"has the size n \+ 1"):
+    with pytest.raises(InputError, match=r"multiples of the batch size n, got n \+ 1"):
         program_of(lambda x: jnp.concatenate([x, x[:1]]).sum(0))
 
 

@@ -100,6 +100,7 @@ def test_only_the_page_s_own_scripts_run(found, tmp_path):
     assert allowed.split() == [f"'sha256-{found}'" for found in hashes]
 
 
+@pytest.mark.slow
 def test_many_long_runs_fit_and_the_best_are_shown(found, tmp_path):
     (one,) = [run for run in found.runs if run.name.endswith("0.01-1")]
     x = np.arange(400)

@@ -11,6 +11,7 @@ from run_files import run, sweep
 from jrl.report import content, page, runs
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(page.library() is None, reason=f"no drawing library: {page.INSTALL}"),
 ]
 BAD = "</script><b>bold</b><img src=x onerror=alert(1)>"

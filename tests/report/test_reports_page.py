@@ -20,6 +20,7 @@ SHORT = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     training = re.findall(r"^python -m jrl\.train (.+)$", PAGE, re.M)

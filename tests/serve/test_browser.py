@@ -149,6 +149,7 @@ def open_to_files(files):
         yield run
 
 
+@pytest.mark.slow
 def test_the_page_plays_and_the_server_counts_its_episodes(tab, files, open_to_files):
     errors = []
     tab.on("pageerror", lambda error: errors.append(str(error)))
@@ -177,6 +178,7 @@ PLAYS = """async ([module, address]) => {
 }"""
 
 
+@pytest.mark.slow
 def test_a_request_whose_answer_was_lost_counts_once(tab, files, open_to_files):
     tab.goto(f"{files}/examples/README.md")
     lost = []
@@ -196,6 +198,7 @@ def test_a_request_whose_answer_was_lost_counts_once(tab, files, open_to_files):
     assert set(found["actions"]) <= {0, 1}
 
 
+@pytest.mark.slow
 def test_errors_have_the_names_of_the_python_client(tab, files, open_to_files):
     tab.goto(f"{files}/examples/README.md")
     script = """async ([module, address, what]) => {

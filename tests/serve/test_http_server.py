@@ -221,6 +221,7 @@ def test_an_incomplete_request_and_silence_end_a_connection(serve, monkeypatch):
     assert served.bodies == []
 
 
+@pytest.mark.slow
 def test_the_server_stops_reading_from_a_client_that_does_not_read(serve):
     served, asked = serve(100_000), 2_000
     with served.connected() as rude:

@@ -35,7 +35,7 @@ def test_requests_do_not_wait_for_an_update():
         held.set()
         assert released.wait(60)
 
-    with serving.running(serving.settings(envs=2, length=4, run={"report_every": 32})) as run:
+    with serving.running(serving.settings(envs=1, length=4, run={"report_every": 16})) as run:
         run.session.sinks.append(update)
         client = PolicyClient(run.address, patience_s=0.0)
         try:

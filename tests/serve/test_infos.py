@@ -18,7 +18,9 @@ KINDS = {  # external section, observation, inference_mode
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind in ("numbers", "local") else [pytest.mark.slow]) for kind in KINDS]
+)
 def test_rows_have_the_means_of_the_infos_since_the_row_before(kind):
     external, obs, mode = KINDS[kind]
     reward, once, sent = 1.0 if kind != "several" else {"a": 1.0}, {"begun": 3.0}, 0
@@ -78,7 +80,7 @@ def test_without_a_run_infos_are_checked_and_dropped():
 
 
 def test_a_refused_info_does_not_affect_later_requests():
-    with serving.running(serving.settings(envs=1)) as run:
+    with serving.running(serving.settings(envs=1, length=4)) as run:
         client, obs = PolicyClient(run.address), np.zeros(4, np.float32)
         id = client.start_episode()
         for i in range(0, MAX_INFO_NAMES, 32):

@@ -85,11 +85,11 @@ class BothPolicies:
     ("algo", "observation", "action", "more"),
     [
         ("ppo", BOX, {"discrete": 3}, {"algo": {"normalize_obs": True}}),
-        ("impala", BOX, BOUNDED, {}),
-        ("sac", BOX, BOUNDED, {}),
-        ("dqn", BOX, {"discrete": 3}, {}),  # a schedule
+        pytest.param("impala", BOX, BOUNDED, {}, marks=pytest.mark.slow),
+        pytest.param("sac", BOX, BOUNDED, {}, marks=pytest.mark.slow),
+        pytest.param("dqn", BOX, {"discrete": 3}, {}, marks=pytest.mark.slow),  # a schedule
         ("ppo", MASKED, {"discrete": 3}, {}),
-        ("ppo", BOX, SEVERAL, {}),
+        pytest.param("ppo", BOX, SEVERAL, {}, marks=pytest.mark.slow),
     ],
 )
 def test_actions_are_drawn_from_the_policy_with_its_probabilities(algo, observation, action, more):
@@ -112,7 +112,14 @@ def test_actions_are_drawn_from_the_policy_with_its_probabilities(algo, observat
     assert both.here.version == 1
 
 
-@pytest.mark.parametrize(("algo", "action"), [("ppo", {"discrete": 3}), ("ppo", BOUNDED), ("td3", BOUNDED)])
+@pytest.mark.parametrize(
+    ("algo", "action"),
+    [
+        ("ppo", {"discrete": 3}),
+        pytest.param("ppo", BOUNDED, marks=pytest.mark.slow),
+        pytest.param("td3", BOUNDED, marks=pytest.mark.slow),
+    ],
+)
 def test_drawn_actions_have_the_policys_distribution(algo, action):
     both = BothPolicies(algo, BOX, action)
     both.refresh()
@@ -132,7 +139,12 @@ def test_drawn_actions_have_the_policys_distribution(algo, action):
 
 
 @pytest.mark.parametrize(
-    ("algo", "core", "shared"), [("impala", "lstm", True), ("ppo", "gru", False), ("dqn", "lstm", True)]
+    ("algo", "core", "shared"),
+    [
+        ("impala", "lstm", True),
+        pytest.param("ppo", "gru", False, marks=pytest.mark.slow),
+        pytest.param("dqn", "lstm", True, marks=pytest.mark.slow),
+    ],
 )
 def test_each_episode_has_the_policys_memory(algo, core, shared):
     network = {"core": {"name": core, "size": 5}, "shared": shared}
@@ -194,6 +206,7 @@ def alone(most):
         yield found
 
 
+@pytest.mark.slow
 def test_a_client_fetches_new_weights(run):
     client = PolicyClient(run.address, patience_s=0.0, inference_mode="local", seed=0)
     ids, obs, versions = client.start_episodes(4), np.zeros((4, 4), np.float32), []
@@ -265,7 +278,14 @@ def test_missing_or_invalid_memory_is_refused():
         assert played(memory=[[[[0.0] * 3]]])[0] == 200
 
 
-@pytest.mark.parametrize(("interval", "asks", "most"), [(0.0, True, 1000), (1000.0, False, 1000), (None, False, 0)])
+@pytest.mark.parametrize(
+    ("interval", "asks", "most"),
+    [
+        (0.0, True, 1000),
+        pytest.param(1000.0, False, 1000, marks=pytest.mark.slow),
+        pytest.param(None, False, 0, marks=pytest.mark.slow),
+    ],
+)
 def test_weights_are_fetched_at_the_interval(alone, interval, asks, most, recwarn):
     client = PolicyClient(alone.address, patience_s=0.0, inference_mode="local", update_interval=interval)
     ids, versions = client.start_episodes(4), []

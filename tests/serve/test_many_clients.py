@@ -113,6 +113,7 @@ def test_each_step_is_learned_once(tmp_path, monkeypatch):
     assert memory[-1] < memory[len(memory) // 5] + 100
 
 
+@pytest.mark.slow
 def test_a_run_ends_while_clients_play():
     """Clients' rows do not delay the end, and connections close before the checkpoint."""
     replay = {"capacity": 256, "learning_starts": 8, "train_every": 8, "batch_size": 8}

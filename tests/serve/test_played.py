@@ -75,12 +75,12 @@ def rules(monkeypatch):
 @pytest.mark.parametrize(
     ("algo", "env_id", "mode", "core"),
     [
-        ("dqn", "CartPole-v1", "remote", "lstm"),
-        ("dqn", "CartPole-v1", "local", "lstm"),
+        pytest.param("dqn", "CartPole-v1", "remote", "lstm", marks=pytest.mark.slow),
+        pytest.param("dqn", "CartPole-v1", "local", "lstm", marks=pytest.mark.slow),
         ("dqn", "rules", "remote", None),
         ("dqn", "rules", "local", None),
-        ("sac", "Pendulum-v1", "remote", None),
-        ("td3", "Pendulum-v1", "local", None),
+        pytest.param("sac", "Pendulum-v1", "remote", None, marks=pytest.mark.slow),
+        pytest.param("td3", "Pendulum-v1", "local", None, marks=pytest.mark.slow),
     ],
 )
 def test_a_clients_rows_equal_those_of_the_environment(algo, env_id, mode, core, rules):
@@ -124,7 +124,9 @@ def test_a_clients_rows_equal_those_of_the_environment(algo, env_id, mode, core,
     assert len(masks) > 2 or env_id != "rules"
 
 
-@pytest.mark.parametrize("core", ["lstm", "gru"])
+@pytest.mark.parametrize(
+    "core", [pytest.param("lstm", marks=pytest.mark.slow), pytest.param("gru", marks=pytest.mark.slow)]
+)
 def test_rows_of_a_client_have_the_memory_before_the_step(core):
     """Rows are matched by their observations with the played episodes, for which the test computes the memory."""
     network = {"core": {"name": core, "size": 4}, "shared": core == "lstm"}

@@ -11,10 +11,10 @@ import urllib.request
 
 import numpy as np
 import pytest
+from saved import save_games
 from serving import asked, listening
 
 import jrl
-from jrl import train
 from jrl.config.external import ExternalConfig
 from jrl.errors import InputError
 from jrl.host import interruption
@@ -23,24 +23,33 @@ from jrl.serve import trained_policies
 from jrl.serve.client import PolicyClient, RequestRefused
 from jrl.serve.http_server import Address
 
-SMALL = ["--set=env.backend=jax", "--set=env.num_envs=2", "--set=network.hidden=[4]", "--set=run.log=[jsonl]",
-         "--set=run.compile_cache=false", "--set=rollout.length=8", "--set=algo.num_epochs=1",
-         "--set=algo.num_minibatches=1", "--set=run.report_every=16"]  # fmt: skip
+SECTIONS = {
+    "plain": {"env": {"id": "CartPole-v1"}, "network": {"hidden": [4]}},
+    "memory": {"env": {"id": "CartPole-v1"}, "network": {"hidden": [4], "core": {"name": "lstm", "size": 4}}},
+    "box": {"env": {"id": "Pendulum-v1"}},
+    "game": {"env": {"id": "TicTacToe-v0"}, "multi_agent": {"mapping": "by_agent"}},
+}
+
+
+class Runs:
+    """Untrained: `plain` has three checkpoints, the others have one each; a run is made when it is first named."""
+
+    def __init__(self, out):
+        self.out = out
+
+    def __truediv__(self, name):
+        path = self.out / name
+        if not path.exists():
+            _, state = save_games(path, algo={"name": "ppo"}, stop={"env_steps": 64}, **SECTIONS[name])
+            for iteration in (4, 5) if name == "plain" else ():
+                meta = {**checkpoint.read_meta(checkpoint.locate(path)), "iteration": iteration}
+                checkpoint.write(path / "checkpoints" / str(iteration), {"learner": state}, meta)
+        return path
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A run with several checkpoints, a run with memory, a run with Box actions, and a game."""
-    out = tmp_path_factory.mktemp("runs")
-    made = {
-        "plain": ["--env=CartPole-v1", "--set=checkpoint.every=16", "--set=checkpoint.keep_last=9"],
-        "memory": ["--env=CartPole-v1", "--set=network.core={name: lstm, size: 4}"],
-        "box": ["--env=Pendulum-v1"],
-        "game": ["--env=TicTacToe-v0", "--set=multi_agent.mapping=by_agent"],
-    }
-    for name, more in made.items():
-        assert train.main(["ppo", *SMALL, *more, "--stop=env_steps=64", f"--out={out / name}"]) == 0
-    return out
+    return Runs(tmp_path_factory.mktemp("runs"))
 
 
 @contextlib.contextmanager
@@ -72,18 +81,25 @@ def serving(runs, cfg=None, **how):
         assert errors == []
 
 
+@pytest.mark.slow
+def test_box_actions_are_those_of_the_policy(runs):
+    rng, here = np.random.default_rng(0), jrl.load(runs / "box")
+    with serving({"box": str(runs / "box")}) as where:
+        client = PolicyClient(where)
+        for obs in rng.normal(size=(3, 3)).astype(np.float32):
+            np.testing.assert_allclose(client.get_once(obs, policy="box"), here.act(obs), rtol=1e-5)
+        client.close()
+
+
 def test_actions_are_those_of_the_policy(runs):
     rng = np.random.default_rng(0)
-    with serving({"default": str(runs / "plain"), "memory": str(runs / "memory"), "box": str(runs / "box")}) as where:
+    with serving({"default": str(runs / "plain"), "memory": str(runs / "memory")}) as where:
         client = PolicyClient(where)
-        assert set(client.policies()) == {"default", "memory", "box"}
+        assert set(client.policies()) == {"default", "memory"}
         here = jrl.load(runs / "plain")
         for obs in rng.normal(size=(5, 4)).astype(np.float32):
             assert client.get_once(obs) == here.act(obs)
         assert client.version == checkpoint.read_meta(checkpoint.locate(runs / "plain", best=None))["iteration"]
-        here = jrl.load(runs / "box")
-        for obs in rng.normal(size=(3, 3)).astype(np.float32):
-            np.testing.assert_allclose(client.get_once(obs, policy="box"), here.act(obs), rtol=1e-5)
         with pytest.raises(RequestRefused, match="remembers"):
             client.get_once(obs, policy="memory")
         with pytest.raises(RequestRefused, match="there is no 'other'"):
@@ -99,6 +115,7 @@ def test_actions_are_those_of_the_policy(runs):
         client.close()
 
 
+@pytest.mark.slow
 def test_policies_of_several_agents_have_names(runs):
     rng, game = np.random.default_rng(0), str(runs / "game")
     assert set(trained_policies.list_policies({"x": game, "y": str(runs / "box")}, None)) == {
@@ -135,7 +152,7 @@ def test_local_inference_has_the_memory_of_remote_inference(runs):
                 client.end_episode(id, obs)
 
 
-@pytest.mark.parametrize("name", ["plain", "box"])
+@pytest.mark.parametrize("name", ["plain", pytest.param("box", marks=pytest.mark.slow)])
 def test_local_inference_equals_remote_inference(runs, name):
     rng, size = np.random.default_rng(0), {"plain": 4, "box": 3}[name]
     with serving({"memory": str(runs / "memory"), name: str(runs / name)}) as where:

@@ -4,23 +4,21 @@ import shutil
 
 import pytest
 import serving
+from saved import save_games
 
-from jrl import config, train
+from jrl import config
 from jrl.envs import client_spaces
 from jrl.errors import InputError
 from jrl.run import build_collect
 from jrl.run.store import checkpoint
-
-SMALL = ["--set=env.num_envs=2", "--set=network.hidden=[4]", "--set=run.log=[jsonl]", "--set=run.compile_cache=false",
-         "--set=rollout.length=8", "--set=algo.num_epochs=1", "--set=algo.num_minibatches=1"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def pendulum(tmp_path_factory):
     """A run with actions in [-2, 2], which its policy scales to [-1, 1]."""
     out = tmp_path_factory.mktemp("runs") / "pendulum"
-    args = ["ppo", "--env=Pendulum-v1", "--set=env.backend=jax", *SMALL]
-    assert train.main([*args, "--stop=env_steps=16", f"--out={out}"]) == 0
+    env = {"id": "Pendulum-v1", "backend": "jax", "num_envs": 2}
+    save_games(out, algo={"name": "ppo"}, env=env, stop={"env_steps": 16})
     return out
 
 

@@ -30,6 +30,7 @@ def test_a_clients_action_keeps_its_log_probability(run):
     client.close()
 
 
+@pytest.mark.slow
 def test_a_mask_without_an_allowed_action_is_refused(run):
     id = asked(run.address, "POST", "/v1/episodes", {})[1]["episode_id"]
     many = {name: [part] for name, part in NOTHING.items()}

@@ -29,6 +29,7 @@ def example():
     return module
 
 
+@pytest.mark.slow
 def test_the_commands(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("jrl.serve.client._FIRST_S", 0.02)

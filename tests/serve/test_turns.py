@@ -151,7 +151,9 @@ POLICIES = {
 }
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "a policy each" else [pytest.mark.slow]) for name in POLICIES]
+)
 def test_rows_are_the_steps_of_each_agents_turns(name, tmp_path):
     external, several = POLICIES[name]
     algo = "ppo" if name == "different spaces" else "dqn"
@@ -255,7 +257,8 @@ OBS = [0.1, 0.2, 0.3]
 
 @pytest.fixture(scope="module")
 def run():
-    cfg = settings("ppo", {**ALIKE, "timeout_s": 0.5, "max_clients": 8}, multi_agent={"mapping": "by_agent"})
+    external = {**ALIKE, "timeout_s": 0.5, "max_clients": 8}
+    cfg = settings("ppo", external, multi_agent={"mapping": "by_agent"}, env={"num_envs": 3})  # one program with below
     with serving.running(cfg) as found:
         yield found
 
@@ -339,6 +342,7 @@ def test_the_sum_of_rewards_between_turns_is_limited(run):
     assert asked(run.address, "POST", f"/v1/episodes/{id}/end", {})[1]["returns"] == {"a": 6e8, "b": 0.0, "c": 0.0}
 
 
+@pytest.mark.slow
 def test_clients_actions_keep_their_log_probabilities():
     with serving.running(settings("dqn", ALIKE, multi_agent={})) as found:
         id, body = asked(found.address, "POST", "/v1/episodes", {})[1]["episode_id"], {"observations": {"a": OBS}}

@@ -462,14 +462,16 @@ def test_void_rows_change_nothing(name, setting):
             assert differ(was, now), leaf
     # and the same change on a row that counts is seen
     counts = ~void & ~np.asarray(m.data.terminated | m.data.truncated) if m.algo.on_policy else ~void
-    row = np.zeros(void.shape, bool)
-    row[tuple(np.argwhere(counts)[0])] = True
-    reward, action = np.asarray(m.data.reward), np.asarray(m.data.action)
-    # a Huber loss has one slope for all far rewards of a side
-    changed = [m.data.replace(reward=reward + np.float32(change) * row) for change in (1.0, -1e3)]
-    if name in ("bc", "dt"):  # they read no rewards
-        row = row.reshape(*row.shape, *[1] * (action.ndim - row.ndim))
-        changed = [m.data.replace(action=np.where(row, (action + 1) % 2, action))]
+    reward, action, changed = np.asarray(m.data.reward), np.asarray(m.data.action), []
+    places = np.argwhere(counts)
+    for place in (places[0], places[len(places) // 2]):  # all actions of a row may be masked
+        row = np.zeros(void.shape, bool)
+        row[tuple(place)] = True
+        if name in ("bc", "dt"):  # they read no rewards
+            row = row.reshape(*row.shape, *[1] * (action.ndim - row.ndim))
+            changed.append(m.data.replace(action=np.where(row, (action + 1) % 2, action)))
+        else:  # a Huber loss has one slope for all far rewards of a side
+            changed += [m.data.replace(reward=reward + np.float32(change) * row) for change in (1.0, -1e3)]
     assert any(differ(before.params, m.update(m.state, data, KEY)[0].params) for data in changed)
 
 

@@ -16,7 +16,6 @@ from jrl.algos.exploration import (
     Custom,
     EpsilonGreedy,
     Gaussian,
-    OrnsteinUhlenbeck,
     ParameterNoiseAction,
     ParameterNoiseQ,
     Random,
@@ -242,5 +241,3 @@ def test_parameter_noise_is_refused_with_memory():
         with pytest.raises(InputError, match=rf"parameter_noise: not with network.core lstm: use {other}"):
             parameter_noise.refuse_memory(cfg, memory)
         parameter_noise.refuse_memory(cfg, none)
-    for cfg in (EpsilonGreedy(), OrnsteinUhlenbeck()):
-        parameter_noise.refuse_memory(cfg, memory)

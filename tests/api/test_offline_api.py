@@ -157,7 +157,7 @@ def test_batches_of_the_data_by_hand(algo):
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        (lambda algo: algo.workers.local_worker().sample(), r"sample: .* sample_replay\(\) draws a batch"),
+        (lambda algo: algo.workers.local_worker().sample(), r"sample: .* use sample_replay\(\)"),
         (lambda algo: algo.learn_on_batch(algo.sample_replay().obs), "learn_on_batch: bc learns from a Batch"),
         (lambda algo: algo.set_task(1), "set_task: .* there are no environments"),
         (lambda algo: algo.evaluate_offline(), "has no evaluate_offline: offline_data"),

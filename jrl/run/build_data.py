@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jrl.config import RunConfig, Sizes, datasets
 from jrl.data import EpisodeStore
+from jrl.data.rollouts import fold_rollouts
 from jrl.errors import InputError, counted
 from jrl.fields.data import RETURN_TO_GO, TIMESTEP, traits
 from jrl.host import machine
@@ -154,7 +155,7 @@ def _read_columns(config: Any) -> list[str]:
 
 
 def _filled(buffer: Buffer, dealt: list[EpisodeStore], extras: list[dict[str, PyTree]], rows: int) -> PyTree:
-    fill = lambda part, own: data_sets.fold(buffer.add, jax.jit(buffer.init)(), part, extras=own, rows=rows)
+    fill = lambda part, own: fold_rollouts(buffer.add, jax.jit(buffer.init)(), part, extras=own, rows=rows)
     return _of_devices([fill(part, own) for part, own in zip(dealt, extras, strict=True)])
 
 
@@ -201,7 +202,7 @@ def _statistics(plan: Plan, found: Inputs) -> PyTree:
     state = jax.jit(alone.init)(jax.random.key(0))
     own = _read_columns(plan.cfg.algo)
     for store in found.train.values():
-        state = data_sets.fold(alone.ingest, state, store, extras={name: store.columns[name] for name in own})
+        state = fold_rollouts(alone.ingest, state, store, extras={name: store.columns[name] for name in own})
     return state.obs_stats
 
 

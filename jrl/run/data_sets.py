@@ -1,7 +1,7 @@
 """Data sets as full rings, which a run learns from in the place of environments, or beside them."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from jrl.config import EnvConfig, RunConfig, datasets
 from jrl.config.datasets import DataConfig, DataRewardConfig
 from jrl.data import EpisodeStore, findings
 from jrl.data.formats.transitions import guess_space
+from jrl.data.rollouts import fold_rollouts
 from jrl.data.store import LOG_PROB, check_store
 from jrl.envs.history import build_history, history_options
 from jrl.envs.scaling import policy_actions
@@ -23,9 +24,8 @@ from jrl.fields.data import RETURN_TO_GO, TIMESTEP, traits
 from jrl.replay.frames import FrameStack, broken_stacks
 from jrl.replay.layout import TO_END
 from jrl.spaces_json import space_from_json
-from jrl.types import Box, EnvSpec, PyTree, Rollout, Space, element
+from jrl.types import Box, EnvSpec, PyTree, Space, element
 
-CHUNK = 65_536  # rows that a ring takes at a time
 OTHER_ENV = "give the environment that the data are of, or leave env.id out"
 
 
@@ -323,45 +323,9 @@ def deal(store: EpisodeStore, devices: int) -> list[EpisodeStore]:
     return [store.take(part) for part in parts]
 
 
-def fold(
-    fn: Callable[[PyTree, Rollout], PyTree], state: PyTree, store: EpisodeStore, *,
-    extras: Mapping[str, PyTree] = {}, rows: int | None = None,
-) -> PyTree:  # fmt: skip
-    """Returns `state` after fn(state, rollout) of a store's rollouts [T, 1], which follow upon each other.
-
-    So a ring of one column is filled (`Buffer.add`), and running statistics are taken (`Algo.ingest`).
-
-    Args:
-      fn: pure; compiled here, and its state is changed in place.
-      state: before the first rollout.
-      store: episodes end to end; its final observations are masked rows.
-      extras: of its rows, by name.
-      rows: of all rollouts; those that the store lacks are masked rows behind it. None: the store's.
-    """
-    step, rows = jax.jit(fn, donate_argnums=0), rows or store.num_rows
-    ends = np.zeros((2, store.num_rows), bool)
-    ends[0, store.offsets[1:] - 2] = store.terminated
-    ends[1, store.offsets[1:] - 2] = ~store.terminated  # a time limit, or cut: what comes next is in the data
-    columns = (store.obs, store.action, store.reward, *ends, store.is_step(), dict(extras))
-    for first in range(0, rows, CHUNK):
-        last = min(first + CHUNK, rows)
-
-        def cut(x: np.ndarray, first: int = first, last: int = last) -> np.ndarray:
-            found = x[first:last]
-            if lacking := (last - first) - len(found):
-                found = np.concatenate([found, np.zeros((lacking, *x.shape[1:]), x.dtype)])
-            return found[:, None]
-
-        obs, action, reward, terminated, truncated, mask, recorded = jax.tree.map(cut, columns)
-        after = jax.tree.map(lambda x, last=last: x[min(last, len(x) - 1)][None], store.obs)
-        flags = (reward, terminated, truncated, mask, np.array([first > 0]))
-        state = step(state, Rollout(obs, after, action, *flags, recorded, ()))
-    return state
-
-
 def check_stacks(store: EpisodeStore, stack: FrameStack) -> None:
     """Raises InputError: observations that a ring of single frames could not put together again."""
-    if float(fold(lambda total, rollout: total + broken_stacks(rollout, stack), jnp.zeros(()), store)) > 0:
+    if float(fold_rollouts(lambda total, rollout: total + broken_stacks(rollout, stack), jnp.zeros(()), store)) > 0:
         raise InputError(
             f"replay.frame_stack {stack.size}: observations of {store.name} are not each the {stack.size} latest "
             "frames: use 1"

@@ -15,6 +15,7 @@ from jrl.config import NetworkConfig
 from jrl.config.datasets import EstimateConfig
 from jrl.data import EpisodeStore
 from jrl.data.findings import check_log_prob_values
+from jrl.data.rollouts import CHUNK, fold_rollouts
 from jrl.data.store import LOG_PROB, concatenated
 from jrl.errors import InputError, counted
 from jrl.learn.program import Role, StepInfo, role_key
@@ -180,16 +181,16 @@ class _Fit:
         self._buffer = self._buffer or self._ring(
             extras={name: data_sets.element_of(column) for name, column in extras.items()}
         )
-        rows = data_sets.fold(self._buffer.add, jax.jit(self._buffer.init)(), store, extras=extras)
+        rows = fold_rollouts(self._buffer.add, jax.jit(self._buffer.init)(), store, extras=extras)
         begin, draw = jax.random.split(key)
         observe = lambda state, rollout: self._fqe.observe(state, rollout.obs, rollout.mask)
-        state = data_sets.fold(observe, self._fqe.init(begin), store)
+        state = fold_rollouts(observe, self._fqe.init(begin), store)
         for first in range(0, self._settings.updates, _UPDATES):
             count = min(_UPDATES, self._settings.updates - first)
             state = self._steps(state, rows, draw, np.int32(first), np.int32(count))
         found = []
-        for first in range(0, store.num_rows, data_sets.CHUNK):
-            part = lambda x, first=first: x[first : first + data_sets.CHUNK]
+        for first in range(0, store.num_rows, CHUNK):
+            part = lambda x, first=first: x[first : first + CHUNK]
             obs, action = jax.tree.map(part, (store.obs, store.action))
             found.append(jax.device_get(self._values(state, obs, action, part(choices))))
         q, v = (np.concatenate(parts) for parts in zip(*found, strict=True))

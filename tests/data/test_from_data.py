@@ -13,6 +13,7 @@ from pyarrow import parquet
 
 from jrl import config, data, registry, spaces
 from jrl.data import findings
+from jrl.data.rollouts import fold_rollouts
 from jrl.envs.scaling import action_transform
 from jrl.errors import InputError
 from jrl.replay import ring
@@ -102,7 +103,7 @@ def test_transitions_to_the_end_are_those_of_the_record(written):
     )  # fmt: skip
     spec = data_sets.read(run_config(written), None).spec
     ready = data_sets.prepared(run_config(written), held, spec)
-    state = data_sets.fold(rows.add, rows.init(), ready, extras={"to_end": extras})
+    state = fold_rollouts(rows.add, rows.init(), ready, extras={"to_end": extras})
     check_transitions(jax.tree.map(np.asarray, jax.jit(rows.sample)(state, jax.random.key(0))), ready, n=100)
 
 
@@ -129,9 +130,9 @@ def test_a_full_ring_is_that_of_the_same_rollouts():
         gamma=GAMMA,
     )  # fmt: skip
     ready = dataclasses.replace(held, action=held.action.astype(np.int32), reward=held.reward.astype(np.float32))
-    at_once = data_sets.fold(make().add, make().init(), ready)
+    at_once = fold_rollouts(make().add, make().init(), ready)
     step_by_step, add = make().init(), jax.jit(make().add)
-    whole = jax.device_get(data_sets.fold(lambda nothing, rollout: rollout, (), ready))
+    whole = jax.device_get(fold_rollouts(lambda nothing, rollout: rollout, (), ready))
     for t in range(held.num_rows):  # as a run collects them
         cut = lambda x, t=t: x[t : t + 1]
         rows = {k: jax.tree.map(cut, getattr(whole, k)) for k in ("obs", "action", "reward", "terminated", "truncated")}

@@ -45,7 +45,7 @@ def init(cfg: Config, agent: agents.Agent, key: Key) -> agents.State:
     return agents.begin(cfg, agent, key, params, target_params=params)
 
 
-def policy(cfg: Config, agent: agents.Agent, actor: agents.Actor, obs: Any, memory: Any, explore: bool):
+def policy(cfg: Config, agent: agents.Agent, actor: agents.ActorState, obs: Any, memory: Any, explore: bool):
     """Returns the values of all actions [B, A], of which the exploration takes one."""
     (q,), memory = agent.net.step(actor.params, obs, memory)
     return q, memory, {}

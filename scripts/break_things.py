@@ -113,8 +113,8 @@ BREAKS = {
     ),
     "checkpoint": Break(  # Adam's two moments come back in each other's place
         "jrl/run/store/checkpoint.py",
-        "there[_names(path)]",
-        'there[tuple({"mu": "nu", "nu": "mu"}.get(name, name) for name in _names(path))]',
+        "saved[_path_names(path)]",
+        'saved[tuple({"mu": "nu", "nu": "mu"}.get(name, name) for name in _path_names(path))]',
         ("tests/test_resume.py::test_a_run_that_lost_its_latter_half_becomes_the_same_again",),
     ),
 }  # fmt: skip

@@ -329,6 +329,7 @@ def registry(monkeypatch):
     module = types.ModuleType("jrl.algos")
     module.names, module.get_config_class = lambda: tuple(ALGOS), ALGOS.__getitem__
     module.is_own = lambda name: False
+    module.of_module = lambda of: tuple(ALGOS)
     monkeypatch.setitem(sys.modules, "jrl.algos", module)
 
 

@@ -378,4 +378,4 @@ def test_head_errors():
 def test_static_fields_are_not_leaves():
     leaves = jax.tree.leaves((gaussian(), MultiCategorical(jnp.zeros(5), (2, 3)), gaussian(kind=TanhGaussian)))
     assert len(leaves) == 5 and all(isinstance(leaf, jax.Array) for leaf in leaves)
-    assert set(distributions.__all__) >= {"Head", "action_distribution"}
+    assert set(distributions.__all__) >= {"ActionHead", "action_distribution"}

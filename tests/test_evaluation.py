@@ -76,7 +76,7 @@ def test_parallel_plays_with_a_copy_of_the_weights():
     evaluations.begin(actor, count=4, version=3)
     jax.tree.map(lambda x: x.delete(), actor)  # as the learner's next update does
     assert evaluations.is_busy
-    with pytest.raises(RuntimeError, match="under way"):
+    with pytest.raises(RuntimeError, match="unfinished evaluation"):
         evaluations.begin(trained(cfg), count=5, version=4)
     found = evaluations.finish()
     assert not evaluations.is_busy and evaluations.finish() is None

@@ -142,7 +142,7 @@ def test_a_policy_server_becomes_a_run_of_clients(algo, given, external):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"input": PATH}, "observation_space is missing: say .* as external.observation does"),
+        ({"input": PATH}, "observation_space is missing: give .* in the form of external.observation"),
         ({"input": PATH, "observation_space": {"box": [4]}}, "action_space is missing"),
         (
             {"input": PATH, "observation_space": {"box": [4]}, "action_space": gymnasium.spaces.Discrete(2, start=1)},

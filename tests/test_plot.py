@@ -68,7 +68,7 @@ def test_a_population_has_its_band(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "broken, says",
     [
-        (lambda directory: directory.joinpath("config.yaml").unlink(), "is no run directory"),
+        (lambda directory: directory.joinpath("config.yaml").unlink(), "is not a run directory"),
         (lambda directory: directory.joinpath("result.jsonl").write_text(""), "it has no rows yet"),
         (lambda directory: directory.joinpath("result.jsonl").write_text('{"env_steps": 1}\n'), "it has env_steps"),
     ],

@@ -46,7 +46,7 @@ def test_every_config_is_valid_and_has_a_return_criterion(path):
         sweep, data, _ = settings.read_settings(data, {}, [])
         cfg = config.load(data)
         settings.check_spaces(cfg, sweep)
-        assert sweep.pauses(cfg, 27)
+        assert sweep.list_pauses(cfg, 27)
     cfg = config.load(data)
     self_play = cfg.multi_agent is not None and cfg.multi_agent.self_play is not None  # what one wins another loses
     from_data = datasets.alone(cfg)  # learns from all updates; what it reaches is what evaluations say

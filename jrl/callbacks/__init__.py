@@ -142,8 +142,8 @@ def _faults(path: str, found: Any) -> list[str]:
         fn = getattr(found, name)
         if name not in MOMENTS:
             near = difflib.get_close_matches(name, MOMENTS, 1)
-            mend = f"did you mean {near[0]}?" if near else f"there are {', '.join(MOMENTS)}"
-            errors.append(f"{KEY} {path}: there is no moment {name}: {mend}")
+            fix = f"did you mean {near[0]}?" if near else f"there are {', '.join(MOMENTS)}"
+            errors.append(f"{KEY} {path}: there is no moment {name}: {fix}")
         elif getattr(fn, "in_program", False):
             if name not in PURE_MOMENTS:
                 errors.append(f"{KEY} {path}: {name} cannot be in_program: only {', '.join(PURE_MOMENTS)} can")

@@ -81,17 +81,17 @@ def _self_play_rows(cfg: RunConfig, kinds: Kinds) -> Iterator[Row]:
     own, num_agents = given.self_play, len(given.agents)
     yield _LOCKSTEP, in_lockstep(given), f"with {key} one policy learns: leave it out"
     for name in ("policies", "mapping", "policies_to_train"):
-        mend = "leave one of them out"
-        yield f"multi_agent.{name}", getattr(given, name), f"{key} decides about the policies, too: {mend}"
+        fix = "leave one of them out"
+        yield f"multi_agent.{name}", getattr(given, name), f"{key} decides about the policies, too: {fix}"
     two = f"expected an environment of two agents or more, got {cfg.env.id} with one: leave it out"
     yield key, num_agents < 2, two
     name = f"expected a name, and not {LEAGUE}, which metrics have, got {own.policy!r}: rename it"
     yield f"{key}.policy", own.policy in ("", LEAGUE), name
     kept = cfg.checkpoint.policies
     yield f"checkpoint.policies {kept}", kept != "all", f"with {key} copies are the policy's opponents: use all"
-    mend = f"set {key}.snapshot_win_rate=0.6 or {key}.snapshot_every=100000"
+    fix = f"set {key}.snapshot_win_rate=0.6 or {key}.snapshot_every=100000"
     no_rule = own.snapshot_win_rate is None and own.snapshot_every is None
-    yield key, no_rule, f"expected a rule when copies are taken, got none: {mend}"
+    yield key, no_rule, f"expected a rule when copies are taken, got none: {fix}"
     sizes = Sizes(cfg)
     yield from _split_rows(sizes, num_agents, sizes.learners)
     yield (
@@ -153,15 +153,15 @@ def _policy_rows(cfg: RunConfig) -> Iterator[Row]:
         key = f"multi_agent.policies.{name}"
         yield _name_row(key, name)
         for section in own:
-            mend = _near(section, _OWN)[2:] or f"a policy has its own {', '.join(_OWN)}"
-            yield f"unknown key {key}.{section}", section not in _OWN, mend
+            fix = _near(section, _OWN)[2:] or f"a policy has its own {', '.join(_OWN)}"
+            yield f"unknown key {key}.{section}", section not in _OWN, fix
     if _refused(found := list(_mapping_rows(given))):
         yield from found
         return
     followed = set(given.policies) if by_game(given) else set(follows(given).values())
     idle = [name for name in given.policies if name not in followed]
-    mend = "give them one in multi_agent.mapping, make that a function, or leave them out"
-    yield "multi_agent.policies", idle, f"no agent follows {_listed(idle)}: {mend}"
+    fix = "give them one in multi_agent.mapping, make that a function, or leave them out"
+    yield "multi_agent.policies", idle, f"no agent follows {_listed(idle)}: {fix}"
     known = tuple(given.policies) or tuple(dict.fromkeys(follows(given).values()))
     for name in given.policies_to_train or ():
         expected = f"expected names among {_listed(known)}, got {name!r}{_near(name, known)}"
@@ -177,8 +177,8 @@ def _name_row(key: str, name: str) -> Row:
 def _mapping_rows(given: MultiAgentConfig) -> Iterator[Row]:
     agents, policies, mapping, key = given.agents or (), tuple(given.policies), given.mapping, "multi_agent.mapping"
     if mapping == SHARED and len(policies) > 1:
-        mend = f'use by_agent or a table such as {{"agent_0": {policies[0]}, ".*": {policies[1]}}}'
-        yield key, True, f"shared is one policy for all agents, and there are {_listed(policies)}: {mend}"
+        fix = f'use by_agent or a table such as {{"agent_0": {policies[0]}, ".*": {policies[1]}}}'
+        yield key, True, f"shared is one policy for all agents, and there are {_listed(policies)}: {fix}"
     elif isinstance(mapping, dict):
         for pattern, policy in mapping.items():
             try:
@@ -189,12 +189,12 @@ def _mapping_rows(given: MultiAgentConfig) -> Iterator[Row]:
             there = f"and there are {_listed(policies)}{_near(policy, policies)}"
             yield key, policies and policy not in policies, f"{pattern!r} names the policy {policy!r}, {there}"
         lost = [a for a in agents if not any(re.fullmatch(pattern, a) for pattern in mapping)]
-        mend = f'add one, such as ".*": {next(iter(mapping.values()), SHARED)}'
-        yield key, lost, f"no entry fits {_listed(lost)}: the agents are {_listed(agents)}; {mend}"
+        fix = f'add one, such as ".*": {next(iter(mapping.values()), SHARED)}'
+        yield key, lost, f"no entry fits {_listed(lost)}: the agents are {_listed(agents)}; {fix}"
     elif _by_agent(given) and policies:
         lost = [a for a in agents if a not in policies]
-        mend = f'or map agents to policies, such as multi_agent.mapping={{".*": {policies[0]}}}'
-        named = f"the agents are {_listed(agents)}; name the policies like the agents, {mend}"
+        fix = f'or map agents to policies, such as multi_agent.mapping={{".*": {policies[0]}}}'
+        named = f"the agents are {_listed(agents)}; name the policies like the agents, {fix}"
         yield "multi_agent.policies", lost, f"no policy for {_listed(lost)}: {named}"
 
 
@@ -210,8 +210,8 @@ def _stop_rows(cfg: RunConfig, known: Mapping[str, Sequence[str]]) -> Iterator[R
         if evaluated and own and names and metric != (one := f"evaluation/policy/{own.policy}/return"):
             yield key, True, f"with multi_agent.self_play an evaluation reports the policy that learns alone: use {one}"
             continue
-        mend = _near(name, names) or ": it would never be met"
-        yield key, names and row and name not in names, f"expected one of {kind} {_listed(names)}, got {name!r}{mend}"
+        fix = _near(name, names) or ": it would never be met"
+        yield key, names and row and name not in names, f"expected one of {kind} {_listed(names)}, got {name!r}{fix}"
 
 
 def alone_faults(cfg: RunConfig) -> list[str]:
@@ -263,8 +263,8 @@ def _group_rows(given: MultiAgentConfig, agents: Sequence[str], kinds: Kinds) ->
         own = f"{key}.{name}"
         yield own, not members, f"expected agents, got none: name some of {_listed(agents)}, or leave the team out"
         for agent in members:
-            mend, twice = _near(agent, agents) or ": leave it out", agent in team_of and agent in agents
-            yield own, agent not in agents, f"expected names of {_listed(agents)}, got {agent!r}{mend}"
+            fix, twice = _near(agent, agents) or ": leave it out", agent in team_of and agent in agents
+            yield own, agent not in agents, f"expected names of {_listed(agents)}, got {agent!r}{fix}"
             yield key, twice, f"{agent} is in {team_of.get(agent)} and in {name}: name each agent once"
             team_of.setdefault(agent, name)
         other = [agent for agent in members if kind_of.get(agent) != kind_of.get(members[0])]
@@ -292,12 +292,12 @@ def _lockstep_rows(policies: Mapping[str, Any]) -> Iterator[Row]:
       policies: those that learn, name -> the run as its agents alone would have it.
     """
     for name, own in policies.items():
-        mend = "give it an algorithm that has one, such as dqn, leave it out of multi_agent.policies_to_train"
-        none = f"policy {name} learns by {reader.algo_name(own)}, which has no replay: {mend}, {_ELSE}"
+        fix = "give it an algorithm that has one, such as dqn, leave it out of multi_agent.policies_to_train"
+        none = f"policy {name} learns by {reader.algo_name(own)}, which has no replay: {fix}, {_ELSE}"
         yield _LOCKSTEP, own.replay is None, none
-        mend = f"set replay.prioritized=false, {_ELSE}"
+        fix = f"set replay.prioritized=false, {_ELSE}"
         prioritized = own.replay is not None and own.replay.prioritized
-        yield _LOCKSTEP, prioritized, f"policy {name} draws by priorities, which are its own: {mend}"
+        yield _LOCKSTEP, prioritized, f"policy {name} draws by priorities, which are its own: {fix}"
     first, of_first = next(iter(policies.items()), ("", None))
     for name, own in list(policies.items())[1:]:
         if own.replay is None or of_first is None or of_first.replay is None:
@@ -309,8 +309,8 @@ def _lockstep_rows(policies: Mapping[str, Any]) -> Iterator[Row]:
             f"not hold the same games and times: let equally many follow each, {_ELSE}",
         )  # fmt: skip
         for key, (here, there) in _drawn_by(own, of_first).items():
-            mend = f"give all policies the same {key}, {_ELSE}"
-            yield _LOCKSTEP, here != there, f"{key} is {there} for policy {first} and {here} for {name}: {mend}"
+            fix = f"give all policies the same {key}, {_ELSE}"
+            yield _LOCKSTEP, here != there, f"{key} is {there} for policy {first} and {here} for {name}: {fix}"
 
 
 def _drawn_by(own: Any, other: Any) -> dict[str, tuple[Any, Any]]:

@@ -339,8 +339,8 @@ def in_words(error: str) -> str:
     process = f"its process{f' {pid[1]}' if pid else ''}{f' on {ip[1]}' if ip else ''}"
     lower = text.lower()
     if "out of memory" in lower and "oom killer" not in lower:
-        mend = "ask for fewer env.num_envs or env_runners.num"
-        return f"{process} was ended by Ray, as the memory of its machine was used up: {mend}"
+        fix = "ask for fewer env.num_envs or env_runners.num"
+        return f"{process} was ended by Ray, as the memory of its machine was used up: {fix}"
     if re.search(r"node (has|was|is|it) .*(died|dead|terminated|failed)|node has died", lower):
         return f"the machine of {process} has left the cluster: it is down, or cannot be reached"
     if "worker process has died" in lower or "connection error" in lower:

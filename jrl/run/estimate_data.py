@@ -95,8 +95,8 @@ def _report(args: argparse.Namespace, methods: tuple[str, ...]) -> tuple["Estima
     try:
         store = data_sets.prepared(cfg, store, spec)
     except InputError as e:  # of a run that names its data
-        mend = "give data of the environment that the policy was trained in"
-        told = (text.removeprefix("data.input: ").replace(data_sets.OTHER_ENV, mend) for text in e.errors)
+        fix = "give data of the environment that the policy was trained in"
+        told = (text.removeprefix("data.input: ").replace(data_sets.OTHER_ENV, fix) for text in e.errors)
         raise InputError(*told) from e
     how = datasets.EstimateConfig(methods=methods, episodes=args.episodes, explore=args.explore)  # type: ignore[arg-type]  # they were looked at
     if args.updates is not None:

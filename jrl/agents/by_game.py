@@ -92,7 +92,7 @@ class ByGame(policies.Policies):
     watches_games = True
     in_checkpoint = True
 
-    _source: Any = None  # of the environments whose games are counted
+    _source: Any = None  # source of the environments whose games are counted
 
     @functools.cached_property
     def _shape(self) -> tuple[int, int, int, int]:

@@ -258,7 +258,7 @@ def _group_rows(given: MultiAgentConfig, agents: Sequence[str], kinds: Kinds) ->
     kind_of = {agent: alike for alike in kinds for agent in alike}
     team_of: dict[str, str] = {}
     for name, members in group.items():
-        if not one_team:  # which has no name anywhere
+        if not one_team:  # the name of a single team is not used
             yield _name_row(key, name)
         own = f"{key}.{name}"
         yield own, not members, f"expected agents, got none: name some of {_listed(agents)}, or leave the team out"

@@ -29,7 +29,8 @@ def fold_rollouts(
     step, rows = jax.jit(fn, donate_argnums=0), rows or store.num_rows
     ends = np.zeros((2, store.num_rows), bool)
     ends[0, store.offsets[1:] - 2] = store.terminated
-    ends[1, store.offsets[1:] - 2] = ~store.terminated  # a time limit, or cut: what comes next is in the data
+    # at time limits and where episodes were cut the data have the next observation
+    ends[1, store.offsets[1:] - 2] = ~store.terminated
     columns = (store.obs, store.action, store.reward, *ends, store.is_step(), dict(extras))
     for first in range(0, rows, CHUNK):
         last = min(first + CHUNK, rows)

@@ -493,9 +493,9 @@ class Row(NamedTuple):
     Where a row reads a key that is at fault itself, it is left out.
     """
 
-    keys: str  # that it reads, with spaces between; the first is the one at fault
+    keys: str  # keys that the condition reads, separated by spaces; errors name the first key
     refuses: Callable[..., Any]  # config -> whether it is refused; or the message, or a list of them
-    message: str = ""  # of a row whose function does not say it
+    message: str = ""  # error message; "" if the function returns the message
 
 
 def refused(rows: Iterable[Row], *given: Any) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -60,7 +60,7 @@ class Fused(Program):
                 f"mesh: expected one device, as the environments are not pure, got {mesh.size}: use Staged"
             )
         self._close = close
-        self._initial_source: UnrollState | None = None  # of `init`; environments that are not pure cannot be replaced
+        self._initial_source: UnrollState | None = None  # result of `init`; impure environments cannot be made again
         self._advance: Callable[..., Any] | None = None
         self._waits = parallel.must_wait(mesh)
 

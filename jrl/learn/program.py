@@ -225,8 +225,8 @@ def over_iterations(metrics: Metrics, count: Any = None) -> Metrics:
 class Clock(NamedTuple):
     """Progress of a run: what budgets, reports, checkpoints and schedules count by."""
 
-    env_steps: int = 0  # of environments, or of agents where rollout.count_steps_by says so
-    agent_steps: int = 0  # of all agents; of environments with one agent the same
+    env_steps: int = 0  # environment steps, or agent steps with rollout.count_steps_by: agent_steps
+    agent_steps: int = 0  # steps of all agents; equal to environment steps with one agent
     updates: int = 0  # gradient steps; counted when a result row is made
     time_s: float = 0.0  # seconds of training; read when a result row is made
 
@@ -246,7 +246,7 @@ class StepInfo(NamedTuple):
 
     state: Any  # a LoopState; valid until the generator is advanced, which donates it
     metrics: Metrics  # name -> scalar, mean over the call's iterations
-    episodes: Episodes  # of this call
+    episodes: Episodes  # episodes of this call
     iteration: int  # iterations done, this call's included
     clock: Clock  # exact, up to the call before this one, so that counting never waits for the call just begun
     timers: Any  # metrics.timers.Timers

@@ -159,7 +159,7 @@ def pictures(path: Path) -> Path:
     store = stores()["tree"]
     space = Box((8, 8, 3), "uint8", 0.0, 255.0)
     data.write(data.of_episodes(space, store.action_space, [
-        e._replace(obs=e.obs["eye"]) for e in store.episodes()]), path, "minari")  # fmt: skip
+        e.replace(obs=e.obs["eye"]) for e in store.episodes()]), path, "minari")  # fmt: skip
     with h5py.File(path / "data" / "main_data.hdf5", "r+") as file:
         for e, episode in enumerate(store.episodes()):
             raw = []

@@ -32,7 +32,7 @@ ARROWS = {
     "envs": {"errors", "fields", "gym", "host", "ops", "registry", "spaces", "types"},
     "metrics": {"errors", "fields", "host", "ops", "registry", "spaces", "types"},
     "report": {"errors", "fields", "metrics"},
-    "rollout": {"envs", "errors", "host", "metrics", "spaces", "types"},
+    "rollout": {"data", "envs", "errors", "host", "metrics", "spaces", "types"},
     "callbacks": {"errors", "registry", "rollout"},
     "config": {"errors", "fields", "host", "registry"},
     "learn": {"errors", "fields", "host", "metrics", "ops", "rollout", "spaces", "types"},
@@ -71,8 +71,8 @@ ARROWS = {
     "debug": {"errors", "fields", "host", "run", "run.store", "types"},
     # what RLlib's users know, with its names jrl.api and jrl.migrate
     "rllib": {
-        "algos", "callbacks", "config", "envs", "errors", "fields", "host", "metrics", "play", "registry", "rollout",
-        "run", "run.store", "types",
+        "algos", "callbacks", "config", "data", "envs", "errors", "fields", "host", "metrics", "play", "registry",
+        "rollout", "run", "run.store", "types",
     },
 }  # fmt: skip
 # allowed inside a function only

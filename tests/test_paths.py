@@ -129,7 +129,7 @@ def test_all_paths_of_a_config_are_absolute(here, monkeypatch):
 
 
 def test_a_glob_below_a_directory_with_brackets(tmp_path, monkeypatch):
-    from jrl.data.store import Episode, of_episodes
+    from jrl.data import Episode, of_episodes
     from jrl.types import Box, Discrete
 
     space, flags = Box((1,), "float32", 0.0, 1.0), (True, False)

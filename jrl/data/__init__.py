@@ -13,8 +13,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jrl.data.episode import Episode
     from jrl.data.formats import NAMES, read, write
-    from jrl.data.store import Episode, EpisodeStore, concatenated, of_episodes
+    from jrl.data.store import EpisodeStore, concatenated, of_episodes
     from jrl.data.writer import Writer
 
 __all__ = ["NAMES", "Episode", "EpisodeStore", "Writer", "concatenated", "of_episodes", "read", "write"]

@@ -8,12 +8,13 @@ terminated there, reached a time limit or was cut.
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
 from jrl import spaces
+from jrl.data.episode import Episode
 from jrl.errors import InputError, counted, format_names
 from jrl.spaces_json import space_from_json
 from jrl.types import Box, Discrete, Leaf, MultiDiscrete, PyTree, Space
@@ -21,18 +22,6 @@ from jrl.types import Box, Discrete, Leaf, MultiDiscrete, PyTree, Space
 NO_REWARDS = {"rewards": "none"}  # in meta: the file has no rewards, and the rewards of the store are 0
 _MAX_CHOICE = 2**31 - 2  # choices are int32 in jax
 LOG_PROB = "log_prob"  # column with the behaviour policy's log-probability of each action, [R] f32
-
-
-class Episode(NamedTuple):
-    """One episode of T steps."""
-
-    obs: PyTree  # [T + 1, *]
-    action: PyTree  # [T, *]
-    reward: np.ndarray  # [T]
-    terminated: bool  # true end
-    truncated: bool  # time limit; neither: the recording was cut
-    columns: Mapping[str, PyTree] = {}  # further arrays [T, *], by name
-    labels: Mapping[str, Any] = {}  # properties of the episode, each a number or a text
 
 
 @dataclasses.dataclass(frozen=True)

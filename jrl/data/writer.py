@@ -14,7 +14,8 @@ from typing import Any
 import jax
 
 from jrl.data import formats
-from jrl.data.store import Episode, find_episode_fault, of_episodes
+from jrl.data.episode import Episode
+from jrl.data.store import find_episode_fault, of_episodes
 from jrl.errors import InputError
 from jrl.fields.paths import resolve, unwritable
 from jrl.types import Space
@@ -78,7 +79,7 @@ class Writer:
         Raises:
           InputError: the episode does not fit the spaces, or its columns or labels differ from the first episode's.
         """
-        self._first = self._first or episode._replace(obs=None, action=None)
+        self._first = self._first or episode.replace(obs=None, action=None)
         if found := find_episode_fault(episode, *self._spaces, self._first):
             raise InputError(f"{self._directory}: episode {self._added}: {found}")
         self._added += 1

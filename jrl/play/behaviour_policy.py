@@ -13,7 +13,8 @@ from jrl import agents, config, spaces
 from jrl.algos import uniform
 from jrl.algos.exploration import Stochastic
 from jrl.config import RunConfig, policy_mapping
-from jrl.data.store import LOG_PROB, Episode
+from jrl.data.episode import Episode
+from jrl.data.store import LOG_PROB
 from jrl.errors import InputError
 from jrl.learn.program import Role, role_key
 from jrl.play.actor import Actor, load_all

@@ -16,7 +16,7 @@ _MODULES = {
     "Callbacks": "jrl.callbacks",
     "DefaultCallbacks": "jrl.callbacks:Callbacks",
     "EnvContext": "jrl.envs.context",
-    "Episode": "jrl.rollout.episode",
+    "Episode": "jrl.data.episode",
     "MemoryTrackingCallbacks": "jrl.rllib.memory_tracking:MemoryTrackingCallbacks",
     "PolicySpec": "jrl.rllib.multi_agent",
     "TaskSettableEnv": "jrl.envs.task",

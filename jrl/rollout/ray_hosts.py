@@ -320,7 +320,7 @@ class EnvRunners(RunnerGroup, Parts):
             sent = compression.num_bytes(rollout) / max(1, int(np.count_nonzero(rollout.mask)))
             metrics = metrics | {"env_runners/bytes_per_step": sent}
             with self._timers("receive"):
-                rollout = compression.unpack(rollout, self._masked.obs)
+                rollout = compression.unpack(rollout, self._masked.obs, self._codec)
         if FAILURES in metrics:
             self._failures[runner.index, runner.restarts] = metrics[FAILURES]
         return Part(runner.index, runner.restarts, request.number, request.version, rollout, report, metrics)

@@ -115,51 +115,19 @@ class Parts(Source):
         return [task for part in found for task in part]
 
 
-def _delegate(name: str) -> Any:
-    return property(lambda self: getattr(self._source, name), lambda self, value: setattr(self._source, name, value))
-
-
 class Wrapper(Source):
-    """Delegates every call to `source`; subclasses override some methods."""
-
-    columns = _delegate("columns")
-    infos = _delegate("infos")
-    reset_infos = _delegate("reset_infos")
-    blocks = _delegate("blocks")
-    device = _delegate("device")
-    worker_index = _delegate("worker_index")
-    recreated = _delegate("recreated")
+    """Delegates every call to `source`, except `like`; subclasses override some methods."""
 
     def __init__(self, source: Source):
         self._source = source
 
-    @property
-    def metrics(self) -> dict[str, float]:
-        return self._source.metrics
 
-    def drain(self) -> dict[str, float]:
-        return self._source.drain()
+def _delegate(name: str) -> Any:
+    return property(lambda self: getattr(self._source, name), lambda self, value: setattr(self._source, name, value))
 
-    def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]:
-        return self._source.next(actor, key)
 
-    def reset(self, key: Key) -> None:
-        self._source.reset(key)
-
-    def discontinue(self) -> None:
-        self._source.discontinue()
-
-    def set_task(self, task: Any) -> None:
-        self._source.set_task(task)
-
-    def apply_task(self, fn: "tasks.TaskFn", result: dict[str, Any], context: EnvContext) -> list[Any]:
-        return self._source.apply_task(fn, result, context)
-
-    def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
-        return self._source.foreach_env(fn)
-
-    def foreach_worker(self, fn: Callable[[Source], Any]) -> list[Any]:
-        return self._source.foreach_worker(fn)
-
-    def close(self) -> None:
-        self._source.close()
+for _name in (
+    "columns", "infos", "reset_infos", "blocks", "device", "worker_index", "recreated", "metrics", "drain", "next",
+    "reset", "discontinue", "set_task", "apply_task", "foreach_env", "foreach_worker", "close",
+):  # fmt: skip
+    setattr(Wrapper, _name, _delegate(_name))

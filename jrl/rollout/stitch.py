@@ -17,8 +17,8 @@ import jax
 import numpy as np
 
 from jrl import spaces
+from jrl.data.episode import Episode, GameEpisode, Steps, map_arrays
 from jrl.envs.agent_options import OBS
-from jrl.rollout.episode import Block, Episode, GameEpisode
 from jrl.rollout.unroll import RAW_STEPS
 from jrl.types import POLICY_ID, PyTree, Rollout
 
@@ -50,41 +50,48 @@ class Piece:
     begins: bool
     goes_on: bool  # the next rollout can continue the episode
     ends: tuple[bool, bool] | None  # (terminated, truncated); None: the episode continues, or is cut
+    steps: Steps | None = None
+    shown: int | None = None  # the episode has the rows before this row; None: no row of the rollout
 
-    def __post_init__(self) -> None:
-        self.shown = self.start  # the episode has the rows before this row
-
-    def advance(self, stop: int) -> float:
-        """Adds the rows before `stop` to the episode; returns the sum of their rewards."""
-        if stop == self.shown > self.start:
-            return 0.0
-        reward = self._add_rows(stop)
+    def advance(self, stop: int) -> None:
+        """Adds the rows before `stop` to the episode."""
+        if stop == self.shown:
+            return
+        self._add_rows(stop)
         self.shown = stop
         if stop == self.stop and self.ends is not None:
             self.episode.terminated, self.episode.truncated = self.ends
-        return reward
 
-    def _add_rows(self, stop: int) -> float:
-        return self.episode.advance(stop)
+    def _add_rows(self, stop: int) -> None:
+        if self.shown is None:
+            self.episode.append(self.steps)
+        self.episode.show(stop - self.start)
+
+    def detach(self) -> None:
+        self.episode.detach()
 
 
 @dataclasses.dataclass
 class GamePiece(Piece):
     """Rows [start, stop) of a game of several agents, with the pieces of the agents' episodes."""
 
-    agents: Sequence[Piece]  # in the order of the agents
+    agents: Sequence[Piece] = ()  # in the order of the agents
 
-    def _add_rows(self, stop: int) -> float:
-        game, reward = self.episode, 0.0
+    def _add_rows(self, stop: int) -> None:
+        game = self.episode
         for piece in self.agents:
-            if piece.start < max(stop, self.start + 1) and piece.shown < piece.stop:
+            if piece.start < max(stop, self.start + 1) and (piece.shown is None or piece.shown < piece.stop):
                 agent = piece.episode.agent_id
                 if game.agent_episodes.get(agent) is not piece.episode:
                     game.join(agent, piece.episode)
-                reward += piece.advance(min(max(stop, piece.start), piece.stop))
-        game.length += stop - self.shown
-        game.total_reward += reward
-        return reward
+                before = piece.episode.total_reward
+                piece.advance(min(max(stop, piece.start), piece.stop))
+                game.total_reward += piece.episode.total_reward - before
+        game.length += stop - (self.start if self.shown is None else self.shown)
+
+    def detach(self) -> None:
+        for piece in self.agents:
+            piece.detach()
 
 
 def find_pieces(mask: np.ndarray, done: np.ndarray, count: np.ndarray) -> Iterable[tuple[int, int, int, bool, bool]]:
@@ -214,19 +221,16 @@ class Stitch:
                 _call_moments(units, self._moments)
         for unit in units:
             unit.advance(unit.stop)
-            if not unit.goes_on and self._take is not None:
+            if unit.goes_on:
+                unit.detach()
+            elif self._take is not None:
                 self._take(unit.episode)
-        for episode in self._open.values():
-            episode.leave()
-        for game in self._open_games.values():
-            for episode in game.agent_episodes.values():  # agents that have ended in this rollout, too
-                episode.leave()
         if infos is not None:
             for b in np.flatnonzero(~rows.mask[-1]).tolist():
                 self._reset_infos[b] = _latest_reset(rows, len(rows.mask), b) or self._reset_infos.get(b)
 
-    def _fetch(self, rollout: Rollout, infos: Any) -> tuple[_Rows, Block]:
-        """Copies the needed parts of a rollout to the host."""
+    def _fetch(self, rollout: Rollout, infos: Any) -> tuple[_Rows, Steps]:
+        """Returns the flags and the steps of all columns [T, B, *], on the host."""
         obs, last_obs, action = rollout.obs, rollout.last_obs, rollout.action
         if self._history == 0:
             obs = last_obs = action = None
@@ -239,11 +243,12 @@ class Stitch:
             rollout.mask, raw["terminated"], raw["truncated"], rollout.contiguous, rollout.count, raw["length"],
             over if self._games else None, rollout.extras[POLICY_ID] if self._named is not None else None,
         )  # fmt: skip
-        block = Block(obs, last_obs, action, raw["reward"], self._extras(rollout.extras), None)
-        rows, block = jax.device_get((rows, block))
+        steps = Steps(obs, action, raw["reward"], self._extras(rollout.extras))
+        rows, steps, last_obs = jax.device_get((rows, steps, last_obs))
+        obs = jax.tree.map(lambda x, last: np.concatenate([x, last[None]]), steps.obs, last_obs)
         if rows.count is None:
             rows = rows._replace(count=np.full(self._num_envs, len(rows.mask)))
-        return rows._replace(infos=infos), block._replace(infos=infos)
+        return rows._replace(infos=infos), steps._replace(obs=obs, infos=infos or ())
 
     def _cut(self, contiguous: np.ndarray, continued: np.ndarray) -> None:
         goes_on = contiguous & continued
@@ -256,19 +261,18 @@ class Stitch:
             goes_on = by_game(contiguous).all(-1) & by_game(continued).any(-1)
             self._open_games = {g: game for g, game in self._open_games.items() if goes_on[g]}
 
-    def _split_by_kind(self, block: Block) -> list[Block]:
-        """Returns the block of each kind of agents."""
+    def _split_by_kind(self, block: Steps) -> list[Steps]:
+        """Returns the steps of each kind of agents."""
         if not self._kinds:
             return [block]
         blocks = []
         for k, own in enumerate(self._columns_by_kind):
-            obs, last_obs, action = (None if x is None else x[k] for x in (block.obs, block.last_obs, block.action))
-            extras = jax.tree.map(lambda x, own=own: x[:, own], block.extras)
-            infos = block.infos and [[row[c] for c in own] for row in block.infos]
-            blocks.append(Block(obs, last_obs, action, block.reward[:, own], extras, infos))
+            obs, action = (None if x is None else x[k] for x in (block.obs, block.action))
+            reward, columns = jax.tree.map(lambda x, own=own: x[:, own], (block.reward, block.columns))
+            blocks.append(Steps(obs, action, reward, columns, [[row[c] for c in own] for row in block.infos]))
         return blocks
 
-    def _build_pieces(self, rows: _Rows, blocks: list[Block]) -> list[tuple[int, Piece]]:
+    def _build_pieces(self, rows: _Rows, blocks: list[Steps]) -> list[tuple[int, Piece]]:
         """Returns (column, piece) of the agents' episodes in the rollout."""
         pieces = []
         for b, start, stop, ends, goes_on in find_pieces(rows.mask, rows.terminated | rows.truncated, rows.count):
@@ -277,22 +281,26 @@ class Stitch:
             if episode is None:
                 episode = self._build_episode(rows, start, b)
             kind, index = self._kind_index[b]
-            episode.enter(blocks[kind], index, start)
+            steps = _take_column(blocks[kind], index, start, stop)
             if goes_on:
                 self._open[b] = episode
             flags = (bool(rows.terminated[stop - 1, b]), bool(rows.truncated[stop - 1, b])) if ends else None
-            pieces.append((b, Piece(episode, start, stop, begins, goes_on, flags)))
+            pieces.append((b, Piece(episode, start, stop, begins, goes_on, flags, steps)))
         return pieces
 
     def _build_episode(self, rows: _Rows, start: int, b: int) -> Episode:
-        begin = 0 if rows.length is None else int(rows.length[start, b]) - 1
-        env, agent = divmod(self._first + b, max(1, len(self._agents)))
-        facts = (env, self._worker_index, self._in_evaluation, begin)
-        episode = Episode(*facts, history=self._history, info=self._find_reset_info(rows, start, b))
+        episode = Episode(None, None, np.zeros(0, np.float32), False, False)
+        self._set_facts(episode, self._first + b, 0 if rows.length is None else int(rows.length[start, b]) - 1)
+        episode.history, episode.reset_info = self._history, self._find_reset_info(rows, start, b)
         episode.kind, episode.iteration = self._kind_index[b][0], self._iteration()
         if self._agents:
-            episode.agent_id, episode.policy_id = self._agents[agent], self._find_policy(rows, start, b)
+            agent = self._agents[(self._first + b) % len(self._agents)]
+            episode.agent_id, episode.policy_id = agent, self._find_policy(rows, start, b)
         return episode
+
+    def _set_facts(self, episode: Any, column: int, begin: int) -> None:
+        episode.env_index, episode.begin = column // max(1, len(self._agents)), begin
+        episode.worker_index, episode.in_evaluation = self._worker_index, self._in_evaluation
 
     def _find_policy(self, rows: _Rows, t: int, b: int) -> str:
         if self._named is None:
@@ -323,15 +331,22 @@ class Stitch:
             if game is None:
                 first = [piece for piece in own if piece.start == start]
                 is_whole = all(piece.begins and not piece.episode.begin for piece in first)
-                facts = (first[0].episode.env_index, self._worker_index, self._in_evaluation, int(not is_whole))
                 policies = {agent: self._find_policy(rows, start, g * size + k) for k, agent in enumerate(self._agents)}
-                game = GameEpisode(*facts, policies=policies)
+                game = GameEpisode(policies)
+                self._set_facts(game, self._first + g * size, int(not is_whole))
             if goes_on:
                 self._open_games[g] = game
             truncated = any(piece.stop == stop and piece.ends is not None and piece.ends[1] for piece in own)
             flags = (not truncated, truncated) if ends else None
-            game_pieces.append(GamePiece(game, start, stop, begins, goes_on, flags, own))
+            game_pieces.append(GamePiece(game, start, stop, begins, goes_on, flags, agents=own))
         return game_pieces
+
+
+def _take_column(block: Steps, column: int, start: int, stop: int) -> Steps:
+    """Returns the rows [start, stop) of a column, as views."""
+    take = lambda tree, more=0: map_arrays(lambda x: x[start : stop + more, column], tree)
+    infos = [row[column] for row in block.infos[start:stop]]
+    return Steps(take(block.obs, 1), take(block.action), take(block.reward), take(block.columns), infos)
 
 
 def _call_moments(pieces: Sequence[Piece], moments: Moments) -> None:

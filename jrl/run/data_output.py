@@ -21,12 +21,12 @@ from jrl.config import algo_name
 from jrl.config.datasets import OutputConfig
 from jrl.config.multi_agent import LEAGUE
 from jrl.data import store
+from jrl.data.episode import Episode
 from jrl.data.formats import shards
 from jrl.data.writer import PREFIX, Writer
 from jrl.errors import InputError, counted
 from jrl.fields.paths import resolve
 from jrl.host import files
-from jrl.rollout.episode import Episode
 from jrl.rollout.stitch import Stitch
 from jrl.rollout.unroll import RAW_STEPS
 from jrl.run.plan import Plan
@@ -87,22 +87,16 @@ def _join_groups(extras: Mapping[str, PyTree], name: str, groups: Mapping[str, t
     return whole.reshape(len(first), -1, *first.shape[2:])
 
 
-def to_data_episode(episode: Episode, labels: Mapping[str, Any]) -> store.Episode:
-    """Returns a copy of an episode in the form of data sets.
+def to_data_episode(episode: Episode, labels: Mapping[str, Any]) -> Episode:
+    """Returns a copy of an episode of a rollout, with the labels of data sets.
 
-    Labels are `labels`; `agent` and `policy`, with several agents; `env`; `iteration` of its first step; and `begin`,
+    They are `labels`; `agent` and `policy`, with several agents; `env`; `iteration` of its first step; and `begin`,
     the number of steps before its first row.
     """
     agent_labels = {} if episode.agent_id is None else {"agent": episode.agent_id, "policy": episode.policy_id}
-    labels = {
-        **agent_labels,
-        **labels,
-        "env": episode.env_index,
-        "begin": episode.begin,
-        "iteration": episode.iteration,
-    }
-    action, reward, columns = jax.tree.map(np.array, (episode.actions, episode.rewards, episode.extras))
-    return store.Episode(episode.obs, action, reward, episode.terminated, episode.truncated, columns, labels)
+    facts = {"env": episode.env_index, "begin": episode.begin, "iteration": episode.iteration}
+    arrays = {name: jax.tree.map(np.array, getattr(episode, name)) for name in ("obs", "action", "reward", "columns")}
+    return episode.replace(**arrays, labels={**agent_labels, **labels, **facts})
 
 
 def list_directories(root: Path, spec: EnvSpec) -> list[Path]:
@@ -197,7 +191,7 @@ class Recorder:
             if pending.exists():
                 for episode in shards.read_files([pending]).episodes():
                     labels = {name: label.item() for name, label in episode.labels.items()}
-                    self._writers[kind].add(episode._replace(labels=labels))
+                    self._writers[kind].add(episode.replace(labels=labels))
         if not all((where / _MARKS / f"{iteration}.json").exists() for where in self._directories):
             self.mark(iteration)
         return [f"data: episodes are written to {root}", *(f"data: {note}" for note in notes if note)]

@@ -164,7 +164,7 @@ def _play(args: argparse.Namespace, behaviours: "list[Behaviour]", directory: Pa
     from jrl import data
     from jrl.config.datasets import OutputConfig
     from jrl.data import formats
-    from jrl.data.store import Episode
+    from jrl.data.episode import Episode
     from jrl.play import behaviour_policy
     from jrl.run import data_output
 

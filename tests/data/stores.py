@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from jrl import data
-from jrl.data.store import Episode
+from jrl.data import Episode
 from jrl.types import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 FLAT = Box((3,), "float32"), Box((2,), "float32", -1.0, 1.0)

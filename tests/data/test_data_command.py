@@ -9,9 +9,8 @@ import pytest
 import stores
 
 from jrl import data, train
-from jrl.data import __main__, formats, inspection
+from jrl.data import Episode, __main__, formats, inspection
 from jrl.data.findings import check_data
-from jrl.data.store import Episode
 from jrl.types import Box, Discrete
 
 ROOT = Path(__file__).parents[2]
@@ -100,12 +99,12 @@ def test_probabilities_taken_for_log_probabilities():
     )
     above = [changed("log_prob", slice(None), 1.5, seed) for seed in (0, 1)]
     assert found_in(*above)[0][1].endswith("of choices: no probability is above 1")
-    box = [e._replace(action=e.obs[:-1]) for e in above]
+    box = [e.replace(action=e.obs[:-1]) for e in above]
     assert found_in(*box, action=Box((3,), "float64", -1.0, 1.0)) == []  # a density may be above 1
 
 
 def test_ends_rewards_and_constant_features_are_found():
-    cut = plain_episode(0)._replace(terminated=False)
+    cut = plain_episode(0).replace(terminated=False)
     assert found_in(plain_episode(1), cut) == [
         ("cut episodes", "1 episode neither terminated nor truncated (first: 1)")
     ]
@@ -140,7 +139,7 @@ def test_copies_are_found():
 
 
 def test_every_finding_says_what_to_do():
-    episodes = [changed("obs", (0, 0), np.nan), plain_episode(2, steps=1, reward=1)._replace(terminated=False)]
+    episodes = [changed("obs", (0, 0), np.nan), plain_episode(2, steps=1, reward=1).replace(terminated=False)]
     episodes += [plain_episode(3), plain_episode(3)]
     store = data.of_episodes(Box((3,), "float64"), Discrete(2, "int64"), episodes, notes=["a"])
     assert len(found := check_data(store)) == 5 and all(finding.fix for finding in found)

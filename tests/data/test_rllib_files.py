@@ -66,7 +66,7 @@ def test_rllib_reads_what_is_written(tmp_path, compress):
 def plain_store():
     found = store()
     return data.of_episodes(
-        Box((3,)), Discrete(3), [e._replace(obs=e.obs["state"], columns={}) for e in found.episodes()]
+        Box((3,)), Discrete(3), [e.replace(obs=e.obs["state"], columns={}) for e in found.episodes()]
     )
 
 

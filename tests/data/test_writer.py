@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jrl import data
-from jrl.data.store import Episode
+from jrl.data import Episode
 from jrl.data.writer import Writer
 from jrl.errors import InputError
 from jrl.types import Box, Discrete
@@ -53,9 +53,9 @@ def test_what_is_wrong_is_told_at_once_and_the_rest_is_kept(tmp_path):
     with Writer(tmp_path, OBSERVATION, ACTION) as writer:
         writer.add(episode(0))
         with pytest.raises(InputError, match=r"episode 1: observations: expected the shape .*, got \(5, 3\)"):
-            writer.add(episode(1)._replace(obs=np.zeros((5, 3), np.float32)))
+            writer.add(episode(1).replace(obs=np.zeros((5, 3), np.float32)))
         with pytest.raises(InputError, match=r"episode 1: its columns are \[\]"):
-            writer.add(episode(1)._replace(columns={}))
+            writer.add(episode(1).replace(columns={}))
     assert data.read(tmp_path).num_episodes == 1
 
 

@@ -200,7 +200,7 @@ def test_from_a_program_and_with_a_short_memory(length):
         watch = Watch(graph(), make, [], B)
         for i in range(30 // length):
             watch.next(ACTOR, jax.random.key(i))
-            past = [episode._past for episode in watch._stitches[0].unfinished()]
+            past = [episode._parts for episode in watch._stitches[0].unfinished()]
             assert history is None or all(sum(len(rows.reward) for rows in parts) <= 2 for parts in past)
         kept += [seen for _, seen, _ in ended]
     assert len(whole) == len(memory) > 5

@@ -23,8 +23,9 @@ import jax
 import numpy as np
 
 from jrl import spaces
+from jrl.data.episode import Episode
 from jrl.data.formats import arrow, files, hdf5
-from jrl.data.store import Episode, EpisodeStore, of_episodes
+from jrl.data.store import EpisodeStore, of_episodes
 from jrl.errors import InputError
 from jrl.spaces_json import gymnasium_starts, space_from_gymnasium, space_to_gymnasium
 from jrl.types import Dict, PyTree, Space, Tuple
@@ -230,7 +231,7 @@ def _keep_shared(episodes: Sequence[Episode], notes: list[str]) -> list[Episode]
         return [{n: part[n] for n in kept} for part in parts]
 
     columns, labels = shared([e.columns for e in episodes], "info"), shared([e.labels for e in episodes], "label")
-    return [e._replace(columns=c, labels=ls) for e, c, ls in zip(episodes, columns, labels, strict=True)]
+    return [e.replace(columns=c, labels=ls) for e, c, ls in zip(episodes, columns, labels, strict=True)]
 
 
 def _shift_choices(tree: PyTree, raw: dict[str, Any], steps: np.ndarray | None = None) -> PyTree:

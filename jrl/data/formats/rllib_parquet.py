@@ -15,10 +15,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from jrl.data.episode import Episode
 from jrl.data.formats import arrow, files, packed_arrays
 from jrl.data.formats import rllib_columns as names
 from jrl.data.formats.transitions import guess_space
-from jrl.data.store import LOG_PROB, Episode, EpisodeStore, guess_action, guess_observation, of_episodes
+from jrl.data.store import LOG_PROB, EpisodeStore, guess_action, guess_observation, of_episodes
 from jrl.errors import InputError
 from jrl.fields.paths import written
 from jrl.spaces_json import plain
@@ -196,7 +197,7 @@ def _build_episode_store(blobs: Iterable[tuple[Path, Any]], name: str) -> Episod
     except ValueError as e:
         raise InputError(f"data: {name}: the spaces of episodes differ ({e}): read them as different data sets") from e
     shared = sorted(k for k in episodes[0].columns if all(k in e.columns for e in episodes))
-    episodes = [e._replace(columns={k: e.columns[k] for k in shared}) for e in episodes]
+    episodes = [e.replace(columns={k: e.columns[k] for k in shared}) for e in episodes]
     meta, notes = {"source": "RLlib", "path": name}, ("infos were left out",)
     return of_episodes(observation, action, episodes, meta=meta, notes=notes)
 

@@ -38,7 +38,7 @@ import jax
 import numpy as np
 import pyarrow
 from fuzz_configs import NASTY, TooSlow, at, at_most, places, replaced
-from pyarrow import ipc, parquet
+from pyarrow import parquet
 
 from jrl import data
 from jrl.data import findings, inspection
@@ -118,38 +118,12 @@ def sources(folder: Path) -> dict[str, Files]:
         file["rewards"], file["terminals"], file["timeouts"] = np.ones(20), rows % 10 == 9, rows == 14
         file["infos/qpos"], file["infos/name"] = np.ones((20, 2)), "x"
     take("d4rl", path)
-    for format in ("arrow", "parquet"):
-        take(f"minari {format}", tables(folder / f"{format}-v0", format))
     take("minari pictures", pictures(folder / "pictures-v0"))
     fixtures = ROOT / "tests" / "data" / "files"  # of RLlib itself
     for path in sorted(fixtures.iterdir()) if fixtures.is_dir() else []:
         if path.suffix != ".py" and not path.name.startswith("_"):
             take(f"fixture {path.name}", path)
     return found
-
-
-def tables(path: Path, format: str) -> Path:
-    """Writes Minari's Arrow form."""
-    for e in range(2):
-        where = path / "data" / str(e)
-        where.mkdir(parents=True)
-        (where / "metadata.json").write_text(json.dumps({"id": e, "seed": e}))
-        columns = {
-            "observations": pyarrow.array([[0.5 * i] * 3 for i in range(4)], pyarrow.list_(pyarrow.float64(), 3)),
-            "actions": pyarrow.array([0, 1, 0, 0]),
-            "rewards": pyarrow.array([1.0, 2.0, 3.0, 0.0]),
-            "terminations": pyarrow.array([False, False, True, False]),
-            "truncations": pyarrow.array([False] * 4),
-            "infos": pyarrow.array([{"x": float(i), "y": {"z": i}} for i in range(4)]),
-        }
-        write_table(where / f"part-0.{format}", pyarrow.table(columns))
-    box = {"type": "Box", "dtype": "float64", "shape": [3], "low": [-9] * 3, "high": [9] * 3}
-    spaces = {
-        "observation_space": json.dumps(box),
-        "action_space": json.dumps({"type": "Discrete", "n": 2, "start": 0}),
-    }
-    (path / "data" / "metadata.json").write_text(json.dumps({"total_episodes": 2, "data_format": format, **spaces}))
-    return path
 
 
 def pictures(path: Path) -> Path:
@@ -172,14 +146,6 @@ def pictures(path: Path) -> Path:
             for i, x in enumerate(raw):
                 made[i] = x
     return path
-
-
-def write_table(path: Path, table: Any) -> None:
-    if path.suffix == ".parquet":
-        parquet.write_table(table, path)
-    else:
-        with ipc.new_file(path, table.schema) as writer:
-            writer.write_table(table)
 
 
 # ---------------------------------------------------------------- mutations
@@ -409,7 +375,7 @@ def odd_column(rng: random.Random, rows: int) -> Any:
 
 def change_table(path: Path, rng: random.Random) -> str:
     """Changes a column or the schema of a table."""
-    table = parquet.read_table(path) if path.suffix == ".parquet" else ipc.open_file(path).read_all()
+    table = parquet.read_table(path)
     i, rows = rng.randrange(table.num_columns), table.num_rows
     name = table.column_names[i]
     kind = rng.choice(["column"] * 5 + ["drop", "rename", "metadata", "field", "rows", "double", "constant"])
@@ -440,7 +406,7 @@ def change_table(path: Path, rng: random.Random) -> str:
             table = table.set_column(i, field, table.column(i))
         except (pyarrow.ArrowException, ValueError):
             return "nothing"
-    elif kind == "constant" and path.suffix == ".parquet":  # a run of equal numbers takes a few bytes
+    elif kind == "constant":  # a run of equal numbers takes a few bytes
         many = 2 * LIMIT
         parquet.write_table(pyarrow.table({n: pyarrow.repeat(1.0, many // 8) for n in table.column_names}), path)
         return f"{kind} {name}"
@@ -450,7 +416,7 @@ def change_table(path: Path, rng: random.Random) -> str:
             return "nothing"
         table = table.set_column(i, name, column)
     with contextlib.suppress(pyarrow.ArrowException):  # what a format cannot hold
-        write_table(path, table)
+        parquet.write_table(table, path)
     return f"{kind} {name}"
 
 
@@ -478,7 +444,7 @@ def make(seed: int, number: int, given: dict[str, Files], folder: Path, secret: 
                 elif path.suffix in (".hdf5", ".h5"):
                     how = change_hdf5(path, rng, rows, secret)
                     content = path.read_bytes()
-                elif path.suffix in (".parquet", ".arrow"):
+                elif path.suffix == ".parquet":
                     how = change_table(path, rng)
                     content = path.read_bytes()
             except Exception as e:  # it was damaged before, so that its structure cannot be read

@@ -10,7 +10,7 @@ from jrl.host import command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command. Return its exit status, or 2 for bad input."""
+    """Runs the command. Returns its exit status, or 2 for bad input."""
     name, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     program = command.format_command("data")
     if name in ("-h", "--help"):

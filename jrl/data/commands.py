@@ -33,7 +33,7 @@ _POLICY_COMMANDS = {
 
 
 def run(name: str, argv: list[str]) -> int:
-    """Run a command of `COMMANDS` and return its exit status. Raises InputError: wrong arguments or data."""
+    """Runs a command of `COMMANDS` and returns its exit status. Raises InputError: wrong arguments or data."""
     if name in _POLICY_COMMANDS:
         module = importlib.import_module(_POLICY_COMMANDS[name])
         return module.run(module.parser().parse_args(argv))
@@ -42,7 +42,7 @@ def run(name: str, argv: list[str]) -> int:
 
 
 def _build_parser(name: str, description: str, *, out: str = "", to: str | None = None) -> argparse.ArgumentParser:
-    """Return a parser of input paths; with `out`, the help of --out, also of the output and its default format `to`."""
+    """Returns a parser of input paths; with `out`, help of --out, also of the output and its default format `to`."""
     p = command.parser(f"data {name}", description)
     p.add_argument("paths", nargs="+", metavar="PATH", help="file, directory of files, or glob")
     p.add_argument("--from", dest="source_format", metavar="FORMAT", help="format to read (default: found by path)")
@@ -116,7 +116,7 @@ def _draw_histograms(store: "EpisodeStore", png: Path) -> None:
 
 
 def _build_rewrite(name: str) -> Any:
-    """Return the parser and the function of the command convert, merge or split."""
+    """Returns the parser and the function of the command convert, merge or split."""
     about, out, to, parts = {
         "convert": ("Write a data set, or several as one, in another format.", _OUT, None, ()),
         "merge": ("Write several data sets as one, with episodes in the order of the paths.", _OUT, "jrl", ()),
@@ -161,7 +161,7 @@ def _read(args: argparse.Namespace) -> "EpisodeStore":
 
 
 def _check_outputs(args: argparse.Namespace, *names: str) -> list[Path]:
-    """Return the path of `--out`, or the paths of `names` in it. Raises InputError: a path exists, or wrong options."""
+    """Returns the path of `--out`, or the paths of `names` in it. Raises InputError: path exists, or wrong options."""
     from jrl.data import formats
 
     formats.load_format(args.to)

@@ -28,7 +28,7 @@ class Finding(NamedTuple):
 
 
 def check_data(store: EpisodeStore) -> list[Finding]:
-    """Return all findings of a data set."""
+    """Returns all findings of a data set."""
     checks: tuple[Callable[[EpisodeStore], Iterator[Finding]], ...] = (
         _check_finite, _check_bounds, check_log_prob_values, _check_cut_episodes, check_misplaced_ends,
         _check_rewards, _check_constant, _check_duplicates,
@@ -39,7 +39,7 @@ def check_data(store: EpisodeStore) -> list[Finding]:
 
 
 def _list_arrays(store: EpisodeStore) -> Iterator[tuple[str, np.ndarray, bool]]:
-    """Yield (name, array [R, *], whether to check final rows) of every array."""
+    """Yields (name, array [R, *], whether to check final rows) of every array."""
     yield from ((f"obs {path}".strip(), x, True) for path, _, x in store.observations())
     yield from ((f"action {path}".strip(), x, False) for path, _, x in store.actions())
     yield "reward", store.reward, False
@@ -49,7 +49,7 @@ def _list_arrays(store: EpisodeStore) -> Iterator[tuple[str, np.ndarray, bool]]:
 
 
 def find_rows(store: EpisodeStore, x: np.ndarray, wrong: Mask, final: bool) -> np.ndarray:
-    """Return which rows of an array x [R, *] of a data set have a wrong number, [R] bool.
+    """Returns which rows of an array x [R, *] of a data set have a wrong number, [R] bool.
 
     `wrong` is called block by block. `final` is whether final observations count.
     """
@@ -60,7 +60,7 @@ def find_rows(store: EpisodeStore, x: np.ndarray, wrong: Mask, final: bool) -> n
 
 
 def describe_rows(store: EpisodeStore, rows: np.ndarray) -> str:
-    """Return the number of rows [R] bool, and the episode and step of the first row, in words."""
+    """Returns the number of rows [R] bool, and the episode and step of the first row, in words."""
     first = int(np.argmax(rows))
     episode = int(np.searchsorted(store.offsets, first, "right")) - 1
     step = first - int(store.offsets[episode])
@@ -90,7 +90,7 @@ def _check_bounds(store: EpisodeStore) -> Iterator[Finding]:
 
 
 def _build_bounds_mask(leaf: Leaf) -> Mask:
-    """Return the mask of numbers outside a leaf's space, without NaN."""
+    """Returns the mask of numbers outside a leaf's space, without NaN."""
     match leaf:
         case Discrete() | MultiDiscrete() | MultiBinary():
             most = _count_choices(leaf)
@@ -102,7 +102,7 @@ def _build_bounds_mask(leaf: Leaf) -> Mask:
 
 
 def build_cast_mask(leaf: Leaf) -> Mask:
-    """Return the mask of numbers that a cast to the leaf's dtype would change.
+    """Returns the mask of numbers that a cast to the leaf's dtype would change.
 
     Integers stored as floats are fine. 0.6 for a choice, 300 for a uint8 or 1e300 for a float32 are not. The bounds of
     a Box are ignored: a policy can learn from numbers beyond them.
@@ -132,7 +132,7 @@ def _all_false(x: np.ndarray) -> np.ndarray:
 
 
 def check_log_prob_values(store: EpisodeStore) -> Iterator[Finding]:
-    """Yield a finding if log-probabilities of choices are above 0, or if all are in [0, 1], like probabilities."""
+    """Yields a finding if log-probabilities of choices are above 0, or if all are in [0, 1], like probabilities."""
     column = store.columns.get(LOG_PROB)
     if not isinstance(column, np.ndarray):
         return
@@ -171,7 +171,7 @@ def _check_rewards(store: EpisodeStore) -> Iterator[Finding]:
 
 
 def _check_constant(store: EpisodeStore) -> Iterator[Finding]:
-    """Find constant features of observations. Images, with many constant pixels, are left out."""
+    """Finds constant features of observations. Images, with many constant pixels, are left out."""
     if store.num_rows < 2:
         return
     for path, leaf, x in store.observations():
@@ -184,7 +184,7 @@ def _check_constant(store: EpisodeStore) -> Iterator[Finding]:
 
 
 def check_misplaced_ends(store: EpisodeStore) -> Iterator[Finding]:
-    """Yield findings of episode ends that seem to be missing or in wrong rows."""
+    """Yields findings of episode ends that seem to be missing or in wrong rows."""
     found = partial(Finding, "ends in other rows")
     lengths = store.lengths()
     first, last = store.offsets[:-1], store.offsets[1:] - 2
@@ -222,7 +222,7 @@ def check_misplaced_ends(store: EpisodeStore) -> Iterator[Finding]:
 
 
 def _jump_scores(store: EpisodeStore) -> np.ndarray:
-    """Return a score of the size of each step's change of the observation, [R] f64, about 1 for the largest tenth.
+    """Returns a score of the size of each step's change of the observation, [R] f64, about 1 for the largest tenth.
 
     The score is the geometric mean of two sizes: of the change, and of the error of a linear prediction from
     observation and action. A reset is large in both. The score is 0 on final rows, after the first 100,000 rows, and
@@ -252,7 +252,7 @@ def _jump_scores(store: EpisodeStore) -> np.ndarray:
 
 
 def _stack_features(store: EpisodeStore, rows: int) -> np.ndarray | None:
-    """Return the observations as numbers [rows, F]; None for images, choices or numbers that are not finite."""
+    """Returns the observations as numbers [rows, F]; None for images, choices or numbers that are not finite."""
     parts = [
         x[:rows].reshape(rows, -1)
         for _, leaf, x in store.observations()
@@ -263,7 +263,7 @@ def _stack_features(store: EpisodeStore, rows: int) -> np.ndarray | None:
 
 
 def _stack_actions(store: EpisodeStore, rows: int) -> np.ndarray:
-    """Return the actions for a linear prediction, [rows, A]; A is 0 if they are neither numbers nor a choice."""
+    """Returns the actions for a linear prediction, [rows, A]; A is 0 if they are neither numbers nor a choice."""
     if isinstance(store.action_space, Discrete) and store.action_space.n <= _MAX_FEATURES:
         return np.asarray(store.action[:rows, None] == np.arange(store.action_space.n), np.float64)
     if isinstance(store.action_space, Box) and isinstance(store.action, np.ndarray):
@@ -297,7 +297,7 @@ def _check_duplicates(store: EpisodeStore) -> Iterator[Finding]:
 
 
 def _hash_rows(tree: PyTree, rows: int) -> np.ndarray:
-    """Return a hash of each row of a tree of arrays [R, *], [R] i64: equal rows have equal hashes."""
+    """Returns a hash of each row of a tree of arrays [R, *], [R] i64: equal rows have equal hashes."""
     flat = [np.zeros((rows, 1), np.uint8)]  # an observation may have no elements
     flat += [np.ascontiguousarray(x).reshape(rows, -1).view(np.uint8) for x in jax.tree.leaves(tree)]
     width, hashes = sum(x.shape[1] for x in flat), np.empty(rows, np.int64)

@@ -18,7 +18,7 @@ _MAX_VALUES = 8  # shown values of a label
 
 
 def summarise(store: EpisodeStore) -> dict[str, Any]:
-    """Return the summary of a data set, as plain data."""
+    """Returns the summary of a data set, as plain data."""
     terminated, truncated = store.terminated, store.truncated
     kind = lambda x: f"{x.dtype.name}{list(x.shape[1:])}"
     frequent = lambda x: collections.Counter(x.tolist()).most_common(_MAX_VALUES)
@@ -49,7 +49,7 @@ def summarise(store: EpisodeStore) -> dict[str, Any]:
 
 
 def summarise_numbers(x: np.ndarray) -> dict[str, float]:
-    """Return mean, standard deviation and `QUANTILES` of the finite numbers of x [N], by name."""
+    """Returns mean, standard deviation and `QUANTILES` of the finite numbers of x [N], by name."""
     x = x[np.isfinite(x)]
     if not len(x):
         return dict.fromkeys(("mean", "std", *_NAMES), float("nan"))
@@ -59,7 +59,7 @@ def summarise_numbers(x: np.ndarray) -> dict[str, float]:
 
 
 def format_histogram(x: np.ndarray, bins: int = 10, width: int = 40) -> list[str]:
-    """Return the histogram of the finite numbers of x [N] as text: bounds, bar and count of each bin in a line."""
+    """Returns the histogram of the finite numbers of x [N] as text: bounds, bar and count of each bin in a line."""
     x = np.asarray(x, np.float64)
     x = x[np.isfinite(x)]
     if not len(x):
@@ -78,7 +78,7 @@ def format_histogram(x: np.ndarray, bins: int = 10, width: int = 40) -> list[str
 
 
 def format_summary(store: EpisodeStore, summary: dict[str, Any]) -> list[str]:
-    """Return a data set's summary as lines of text, with the histogram of returns."""
+    """Returns a data set's summary as lines of text, with the histogram of returns."""
     ends = ", ".join(f"{n:,} {end}" for end, n in summary["ends"].items() if n)
     size = f"{summary.get('bytes_on_disk', 0) / 2**20:,.1f} MiB"
     on_disk = f": {summary['format']}, {counted(summary['files'], 'file', ',')}, {size}" if "files" in summary else ""

@@ -72,29 +72,29 @@ class EpisodeStore:
         return self.num_rows - self.num_episodes
 
     def observations(self) -> list[tuple[str, Leaf, np.ndarray]]:
-        """Return path, space and array [R, *] of each leaf of the observations."""
+        """Returns path, space and array [R, *] of each leaf of the observations."""
         return _leaves(self.observation, self.obs)
 
     def actions(self) -> list[tuple[str, Leaf, np.ndarray]]:
-        """Return path, space and array [R, *] of each leaf of the actions."""
+        """Returns path, space and array [R, *] of each leaf of the actions."""
         return _leaves(self.action_space, self.action)
 
     def lengths(self) -> np.ndarray:
-        """Return the number of steps of each episode, [E] i64."""
+        """Returns the number of steps of each episode, [E] i64."""
         return np.diff(self.offsets) - 1
 
     def is_step(self) -> np.ndarray:
-        """Return which rows are steps, not final observations, [R] bool."""
+        """Returns which rows are steps, not final observations, [R] bool."""
         is_step = np.ones(self.num_rows, bool)
         is_step[self.offsets[1:] - 1] = False
         return is_step
 
     def returns(self) -> np.ndarray:
-        """Return the sum of each episode's rewards, [E] f64."""
+        """Returns the sum of each episode's rewards, [E] f64."""
         return np.add.reduceat(self.reward, self.offsets[:-1], dtype=np.float64) if self.num_episodes else np.zeros(0)
 
     def episode(self, e: int) -> Episode:
-        """Return episode number `e`; its arrays are views."""
+        """Returns episode number `e`; its arrays are views."""
         first, last = int(self.offsets[e]), int(self.offsets[e + 1])
         steps = lambda tree: jax.tree.map(lambda x: x[first : last - 1], tree)
         return Episode(
@@ -108,11 +108,11 @@ class EpisodeStore:
         )
 
     def episodes(self) -> Iterator[Episode]:
-        """Yield all episodes."""
+        """Yields all episodes."""
         return map(self.episode, range(self.num_episodes))
 
     def take(self, index: np.ndarray) -> "EpisodeStore":
-        """Return the store of the episodes `index` [n], in that order."""
+        """Returns the store of the episodes `index` [n], in that order."""
         index = np.asarray(index)
         lengths = self.lengths()[index] + 1
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -126,7 +126,7 @@ class EpisodeStore:
         )
 
     def where(self, labels: Mapping[str, str | int]) -> "EpisodeStore":
-        """Return the store of the episodes whose labels have these values, such as `{"policy": "main"}`.
+        """Returns the store of the episodes whose labels have these values, such as `{"policy": "main"}`.
 
         Raises:
           InputError: no episode has such a label; lists the labels and values of the store.
@@ -144,7 +144,7 @@ class EpisodeStore:
         return self if chosen.all() else self.take(np.flatnonzero(chosen))
 
     def map_rows(self, fn: Callable[[np.ndarray], np.ndarray]) -> "EpisodeStore":
-        """Return the store with `fn` applied to every array [R, *]."""
+        """Returns the store with `fn` applied to every array [R, *]."""
         apply = lambda tree: jax.tree.map(fn, tree)
         return dataclasses.replace(
             self,
@@ -155,7 +155,7 @@ class EpisodeStore:
         )
 
     def split(self, share: float, seed: int = 0) -> tuple["EpisodeStore", "EpisodeStore"]:
-        """Return two stores of whole episodes: the rest, and a random part with about `share` of the steps.
+        """Returns two stores of whole episodes: the rest, and a random part with about `share` of the steps.
 
         Each store has at least one episode.
 
@@ -176,11 +176,11 @@ class EpisodeStore:
         return str(self.meta.get("path", "the data set"))
 
     def num_bytes(self) -> int:
-        """Return the bytes of all rows."""
+        """Returns the bytes of all rows."""
         return sum(x.nbytes for x in jax.tree.leaves((self.obs, self.action, self.reward, self.columns)))
 
     def checksum(self) -> str:
-        """Return a checksum of rows and ends, sixteen hexadecimal digits."""
+        """Returns a checksum of rows and ends, sixteen hexadecimal digits."""
         digest = hashlib.blake2b(digest_size=8)
         rows, ends = (self.obs, self.action, self.reward, self.columns), (self.offsets, self.terminated, self.truncated)
         for x in (*jax.tree.leaves(rows), *ends):
@@ -196,7 +196,7 @@ def of_episodes(
     observation: Space, action: Space, episodes: Sequence[Episode], *, meta: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
 ) -> EpisodeStore:  # fmt: skip
-    """Return a store of episodes.
+    """Returns a store of episodes.
 
     Args:
       observation, action: spaces of the episodes.
@@ -236,7 +236,7 @@ def _join(trees: Sequence[PyTree]) -> PyTree:
 
 
 def concatenated(stores: Sequence[EpisodeStore]) -> EpisodeStore:
-    """Return the episodes of all stores, in their order. Columns and labels that a store lacks are left out.
+    """Returns the episodes of all stores, in their order. Columns and labels that a store lacks are left out.
 
     Raises:
       InputError: spaces, kinds of actions or rewards differ; or `check_store` finds a fault.
@@ -283,7 +283,7 @@ def concatenated(stores: Sequence[EpisodeStore]) -> EpisodeStore:
 
 
 def check_store(store: EpisodeStore) -> EpisodeStore:
-    """Return a store whose arrays fit its spaces and each other, in numpy's own byte order and with bool flags.
+    """Returns a store whose arrays fit its spaces and each other, in numpy's own byte order and with bool flags.
 
     Readers check only their format; this function checks their result. Later code relies on the fields of EpisodeStore.
 
@@ -324,7 +324,7 @@ def check_store(store: EpisodeStore) -> EpisodeStore:
 
 
 def find_element_faults(name: str, tree: PyTree, space: Space, rows: int) -> list[str]:
-    """Return the fault of each array [rows, *] of a tree of elements of a space; an empty string for none."""
+    """Returns the fault of each array [rows, *] of a tree of elements of a space; an empty string for none."""
     found: Any = jax.tree.structure(tree)
     if found != jax.tree.structure(spaces.map_leaves(lambda leaf: 0, space)):
         return [f"{name}: expected an array for each part of {space}"]
@@ -332,7 +332,7 @@ def find_element_faults(name: str, tree: PyTree, space: Space, rows: int) -> lis
 
 
 def find_array_fault(name: str, x: Any, rows: int, shape: tuple[int, ...] | None = None, kinds: str = "biuf") -> str:
-    """Return the fault of an array [rows, *shape] of numpy's dtype `kinds`; an empty string for none."""
+    """Returns the fault of an array [rows, *shape] of numpy's dtype `kinds`; an empty string for none."""
     if not isinstance(x, np.ndarray):
         return f"{name}: expected an array, got {type(x).__name__}"
     what = "numbers" if "U" not in kinds else "numbers or texts"
@@ -353,7 +353,7 @@ def _build_damage_error(store: EpisodeStore, faults: Sequence[str]) -> InputErro
 
 
 def find_episode_fault(episode: Episode, observation: Space, action: Space, first: Episode) -> str:
-    """Return the fault of an episode, compared with the first episode of its data set; an empty string for none."""
+    """Returns the fault of an episode, compared with the first episode of its data set; an empty string for none."""
     steps = len(episode.reward)
     if steps == 0:
         return "it has no step"
@@ -369,17 +369,17 @@ def find_episode_fault(episode: Episode, observation: Space, action: Space, firs
 
 
 def guess_observation(x: np.ndarray) -> Space:
-    """Return the space of observations [N, *] without a known space: a Box without bounds, of their dtype."""
+    """Returns the space of observations [N, *] without a known space: a Box without bounds, of their dtype."""
     return Box(x.shape[1:], x.dtype.name)
 
 
 def drop_choice_axis(x: np.ndarray) -> np.ndarray:
-    """Return integers [N, 1] as choices [N]; other arrays unchanged."""
+    """Returns integers [N, 1] as choices [N]; other arrays unchanged."""
     return x[:, 0] if x.dtype.kind in "iu" and x.ndim == 2 and x.shape[1] == 1 else x
 
 
 def guess_action(x: np.ndarray) -> Space:
-    """Return the space of actions [N, *] without a known space.
+    """Returns the space of actions [N, *] without a known space.
 
     Integers [N] are Discrete, integers [N, K] MultiDiscrete, up to the largest choice. Other numbers are a Box: of
     [-1, 1] if all numbers are in it, otherwise of each element's smallest and largest number.

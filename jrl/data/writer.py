@@ -74,7 +74,7 @@ class Writer:
         self.files: list[Path] = []
 
     def add(self, episode: Episode) -> None:
-        """Add an episode, whose arrays must not change afterwards.
+        """Adds an episode, whose arrays must not change afterwards.
 
         Raises:
           InputError: the episode does not fit the spaces, or its columns or labels differ from the first episode's.
@@ -99,7 +99,7 @@ class Writer:
         self.close()
 
     def close(self) -> None:
-        """Write the episodes of the last file."""
+        """Writes the episodes of the last file."""
         if not self._held:
             return
         path = self._directory / f"{PREFIX}-{self._next:05d}{self._kind.SUFFIXES[0]}"

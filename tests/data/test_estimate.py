@@ -323,31 +323,6 @@ def test_fitted_values_and_doubly_robust_ones_are_those_of_a_linear_solve():
     assert given["dr"]["error"] < given["pdis"]["error"]
 
 
-@pytest.mark.slow
-def test_values_of_normal_actions_are_the_closed_form():
-    """r = s + a^2, s' = s / 2 + a, an end at each step with probability 0.4: of a policy N(0, 1) with g = 0.6 gamma the
-    value is V(s) = s / (1 - g / 2) + 1 / (1 - g); episodes begin at 1 and are those of N(0.2, 1)."""
-    rng, found, shift = np.random.default_rng(0), [], 0.2
-    for steps in rng.geometric(0.4, 2000):
-        action = rng.normal(shift, 1, (steps, 1)).astype(np.float32)
-        obs = np.ones((steps + 1, 1), np.float32)
-        for t in range(steps):
-            obs[t + 1] = obs[t] / 2 + action[t]
-        log_prob = (-0.5 * np.square(action - shift) - 0.5 * np.log(2 * np.pi))[:, 0]
-        reward = (obs[:-1] + np.square(action))[:, 0]
-        found.append(data.Episode(obs, action, reward, True, False, {"log_prob": log_prob}))
-    plane = Box((1,))
-    held = data.of_episodes(plane, plane, found)
-    fit = {"updates": 1000, "batch_size": 128, "lr": 1e-2, "hidden": [16], "actions": 8}
-    methods = ["is", "wis", "pdis", "dr"]
-    report = verdict(EnvSpec(plane, plane, 1), held, methods, lambda x: 0 * x, fit)[0]
-    g = 0.6 * tabular.GAMMA
-    truth = 1 / (1 - g / 2) + 1 / (1 - g)
-    for name, given in report.estimates.items():
-        assert given["error"] < 0.4 and abs(given["value"] - truth) <= 3 * given["error"], (name, truth, report)
-    assert report.mean_return - truth > 3 * report.estimates["dr"]["error"]  # who recorded them earned more
-
-
 # ---------------------------------------------------------------- beside training
 
 

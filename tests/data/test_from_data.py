@@ -438,17 +438,6 @@ def test_data_without_rewards_teach_imitation_and_nothing_that_reads_them(tmp_pa
         data.concatenated([rewarded, held])
 
 
-@pytest.mark.slow
-def test_imitation_learns_without_rewards(tmp_path):
-    path = unrewarded(tmp_path / "x.hdf5", "x.hdf5")
-    cfg = run_config(path, algo={"name": "bc"}, run={"out": tmp_path / "run"}, stop={"updates": 2})  # a pathlib.Path
-    assert config.to_dict(cfg)["run"]["out"] == str(tmp_path / "run") and cfg.data.input == str(path)
-    with Session(cfg) as session:
-        session.start()
-        row = session.advance()
-    assert np.isfinite(float(jax.device_get(row.metrics["loss/policy"])))
-
-
 def test_files_of_d3rlpy_1_are_read(tmp_path):
     """`episode_terminals` marks any end, `terminals` the true ones; actions may be integers [N, 1]."""
     row = np.arange(12)

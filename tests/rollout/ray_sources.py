@@ -77,10 +77,6 @@ def counting(faults, index, restarts):
     return Counting(index, restarts, **(faults.get(index, {}) if restarts == 0 or "always" in faults else {}))
 
 
-def not_made(index, restarts):
-    raise FileNotFoundError(f"no such game: {index}")
-
-
 def with_child(index, restarts):
     """Starts a process of its own, as environments do, and writes its number for the test."""
     child = subprocess.Popen(["sleep", "600"])

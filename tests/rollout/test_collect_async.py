@@ -7,11 +7,9 @@ import pytest
 from tasks import ACTOR, AsyncStreams, Streams, act, carry, expected, scripts
 from test_collect import check, check_report, same
 
-from jrl.ops import returns
-from jrl.replay import ring, storage
 from jrl.rollout.collect import HostCollector
 from jrl.rollout.collect_async import AsyncCollector
-from jrl.types import ActOut, InputError, element
+from jrl.types import ActOut, InputError
 
 T, B, GAMMA, ROLLOUTS = 7, 6, 0.9, 6
 
@@ -117,33 +115,6 @@ def test_the_cases_ask_every_question():
     assert all(m["rollout/void"] < 3 / B for m in metrics)
 
 
-def by_hand(reward, terminated, truncated, value, gamma, gae_lambda):
-    """GAE of one column's rows; `value` has one more."""
-    advantage, after = np.zeros(len(reward)), 0.0
-    for t in reversed(range(len(reward))):
-        delta = reward[t] + gamma * value[t + 1] * (not terminated[t]) - value[t]
-        after = delta + gamma * gae_lambda * after * (not (terminated[t] or truncated[t]))
-        advantage[t] = after
-    return advantage
-
-
-def test_targets_are_those_of_the_cut_streams(case):
-    """The learner sees T rows; the hand only those that came, and bootstraps where the column was cut."""
-    _, found, right, _ = case
-    for (rollout, _), want in zip(found, right):
-        obs = jnp.concatenate([rollout.obs, rollout.last_obs[None]])
-        value = jnp.sin(obs.sum(-1))
-        done = rollout.terminated | rollout.truncated
-        advantage, _ = returns.gae(rollout.reward, rollout.terminated, done, value, gamma=0.9, gae_lambda=0.8)
-        w = want.rollout
-        for b, n in enumerate(want.rows):
-            stream = np.sin(np.concatenate([w.obs[:n, b], w.last_obs[None, b]]).sum(-1))
-            # a void row that is no end's: where an environment broke. The episode before it ends there
-            real, cut = w.mask[:n, b], w.truncated[:n, b]
-            hand = by_hand(w.reward[:n, b], w.terminated[:n, b], cut, stream, 0.9, 0.8)
-            np.testing.assert_allclose(np.asarray(advantage)[:n, b][real], hand[real], atol=1e-4)
-
-
 def test_in_lockstep_the_rows_of_the_host_collector():
     env_scripts = scripts(B, seed=3, events="....elff")
     options = {"length": T, "carry": carry, "explore": False, "running_return_gamma": GAMMA}
@@ -176,50 +147,6 @@ def test_a_new_start():
         same(a[0], b[0], 0)
         same(a[1], b[1], 0)
     assert not np.asarray(found[1][0][0].contiguous).any()
-
-
-def test_replay_holds_true_transitions_only():
-    """Every live row of a full ring, with its window of up to three steps, stands so in its stream."""
-    n_step = 3
-    env_scripts = scripts(B, seed=6, events="......elf")
-    env = AsyncStreams(env_scripts, batch_size=3, least=3, delay=random_order())
-    spec = env.spec
-    options = {"capacity": 40 * B, "num_envs": B, "gamma": GAMMA, "n_step": n_step}
-    rows = storage.make(element(spec.observation), element(spec.action), **options)
-    state, add = rows.init(), jax.jit(rows.add, donate_argnums=0)
-    found, given, _ = collect(env, [ACTOR] * 10)
-    parts = [rollout for rollout, _ in found]
-    for part in parts:
-        state = add(state, part)
-    # observation -> (step reward, ends, next observation) of all true steps, by stream and step
-    steps = {}
-    for want in expected(env_scripts, parts, given, [ACTOR] * 10, GAMMA):
-        w = want.rollout
-        nxt = np.concatenate([w.obs[1:], w.last_obs[None]])
-        for b, n in enumerate(want.rows):
-            for t in np.flatnonzero(w.mask[:n, b]):
-                end = w.terminated[t, b], w.truncated[t, b]
-                steps[w.obs[t, b].tobytes()] = (w.action[t, b], w.reward[t, b], *end, nxt[t, b])
-    slot, column = (x.reshape(-1).astype(np.int32) for x in np.mgrid[: rows.layout.slots, :B])
-    live = np.asarray(rows.valid(state, slot, column)) & (slot != int(state.head))
-    batch = jax.device_get(jax.jit(rows.transitions)(state, slot, column, np.ones(slot.shape), jax.random.key(0)))
-    counts = []
-    for i in np.flatnonzero(live):
-        obs, total, count, terminated = batch.obs[i], 0.0, 0, False
-        assert batch.action[i] == steps[obs.tobytes()][0]
-        while count < n_step and obs.tobytes() in steps:
-            _, reward, terminated, truncated, obs = steps[obs.tobytes()]
-            total, count = total + GAMMA**count * reward, count + 1
-            if terminated or truncated or (obs == batch.next_obs[i]).all():  # shorter at the ring's own end
-                break
-        np.testing.assert_array_equal(batch.next_obs[i], obs)
-        assert batch.discount[i] == pytest.approx(0.0 if terminated else GAMMA**count)
-        assert batch.reward[i] == pytest.approx(total, abs=1e-4)
-        counts.append(count)
-    assert len(counts) > 100
-    assert counts.count(3) > 40
-    buffer = ring.make(element(spec.observation), element(spec.action), batch_size=8, **options)
-    assert int(buffer.size(state)) <= rows.layout.slots * B
 
 
 def test_nothing_is_compiled_twice_and_all_of_it_where_the_actor_lies():

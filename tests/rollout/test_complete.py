@@ -1,7 +1,5 @@
 """Whole episodes: against a plain Python loop over the rows of each column, and with real sources and learners."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,8 +15,6 @@ from jrl.learn.staged import Staged
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
 from jrl.networks import NetworkConfig
-from jrl.ops import returns
-from jrl.replay import ring
 from jrl.rollout import complete
 from jrl.rollout.complete import Complete, longest_episode
 from jrl.rollout.sources import JaxSource
@@ -128,35 +124,6 @@ def test_what_a_rollout_says_beside_its_rows(played):
         first = 0.7 * tasks.INITIAL + rollout.obs[0, :, :1] * np.asarray(tasks.ACTOR["w"])[None]
         live = rollout.mask[0]
         np.testing.assert_allclose(rollout.extras["memory"][0][live], first[live], rtol=1e-5)
-
-
-def test_advantages_are_those_of_a_loop_over_each_episode(played):
-    gamma, decay = 0.9, 0.8
-    value_of = lambda obs: 2.0 * obs[..., 0] - 0.5
-    gae = jax.jit(functools.partial(returns.gae, gamma=gamma, gae_lambda=decay))
-    for rollout in played[2][:4]:
-        value = np.concatenate([value_of(rollout.obs), value_of(rollout.last_obs)[None]])
-        done = rollout.terminated | rollout.truncated
-        advantage = np.asarray(gae(rollout.reward, rollout.terminated, done, value)[0])
-        monte_carlo = np.asarray(
-            returns.gae(rollout.reward, rollout.terminated, done, value * 0, gamma=gamma, gae_lambda=1.0)[0]
-        )
-        for column in range(B):
-            expected, plain_returns = [], []
-            for *rows, after in packed_episodes(rollout, column):
-                values = [float(value_of(row[0])) for row in rows] + [float(value_of(after))]
-                total, ahead, back, sums = 0.0, 0.0, [], []
-                for t in reversed(range(len(rows))):
-                    bootstrap = 0.0 if rows[t][3] else values[t + 1]
-                    total = float(rows[t][2]) + gamma * bootstrap - values[t] + gamma * decay * total
-                    ahead = float(rows[t][2]) + gamma * ahead
-                    back.append(total)
-                    sums.append(ahead)
-                expected += back[::-1]
-                plain_returns += sums[::-1]
-            live = rollout.mask[:, column]
-            np.testing.assert_allclose(advantage[live, column], expected, rtol=1e-4, atol=1e-5)
-            np.testing.assert_allclose(monte_carlo[live, column], plain_returns, rtol=1e-4, atol=1e-5)
 
 
 # ---------------------------------------------------------------- rows that were written down
@@ -342,40 +309,6 @@ def test_learning_takes_nothing_from_padding(algo, cfg):
     assert int(rollout.mask.sum()) == int(a.env_steps) > 0
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((a, aux.metrics)))
     jax.tree.map(np.testing.assert_array_equal, a, b)
-
-
-def test_a_replay_draws_what_it_would_of_the_rollouts_as_they_came():
-    """n-step windows over rows, ends and padding: by observation, the same transitions as a plain loop makes."""
-    gamma, n = 0.5, 3
-    like = jax.ShapeDtypeStruct((2,), jnp.float32)
-    buffer = ring.make(
-        like, jax.ShapeDtypeStruct((), jnp.int32), capacity=6 * (T + H) * B, num_envs=B, batch_size=512, gamma=gamma,
-        n_step=n,
-    )  # fmt: skip
-    whole = Complete(source(), limit=H, carry=tasks.carry)
-    state, kept = buffer.init(), []
-    add = jax.jit(buffer.add)
-    for i in range(4):
-        rollout, _ = whole.next(tasks.ACTOR, jax.random.fold_in(KEY, i))
-        state = add(state, rollout)
-        kept.append(jax.device_get(rollout))
-    expected = {}
-    for *rows, after in (e for r in kept for c in range(B) for e in packed_episodes(r, c)):
-        for t, row in enumerate(rows):
-            used = rows[t : t + n]
-            following = rows[t + len(used)][0] if t + len(used) < len(rows) else after
-            discount = 0.0 if used[-1][3] else gamma ** len(used)
-            reward = sum(gamma**k * float(x[2]) for k, x in enumerate(used))
-            expected[row[0].tobytes()] = (row[1], reward, discount, following)
-    batch = jax.device_get(jax.jit(buffer.sample)(state, KEY))
-    seen = set()
-    for i in np.flatnonzero(batch.weight):
-        action, reward, discount, following = expected[batch.obs[i].tobytes()]
-        assert batch.action[i] == action
-        np.testing.assert_allclose([batch.reward[i], batch.discount[i]], [reward, discount], rtol=1e-5, atol=1e-6)
-        np.testing.assert_array_equal(batch.next_obs[i], following)
-        seen.add(batch.obs[i].tobytes())
-    assert len(seen) > len(expected) / 2
 
 
 @pytest.mark.slow

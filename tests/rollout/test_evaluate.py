@@ -245,18 +245,6 @@ def test_runners_share_the_episodes(monkeypatch):
     assert steps.timesteps == 7 * 3
 
 
-def test_short_episodes_are_not_favoured_by_runners(monkeypatch):
-    make = lambda count, index, restarts: Player(build(short_or_long(), 40), act)
-    group = runners(monkeypatch, 3, 40, make=make)
-    found = group.play((), jax.random.key(0), Goal(400), Deadline())
-    assert len(found.returns) == 400
-    assert abs(found.returns.mean() - 0.5) < 4 * 0.5 / np.sqrt(400)
-    again = group.play((), jax.random.key(0), Goal(400), Deadline())
-    np.testing.assert_array_equal(found.returns, again.returns)
-    other = group.play((), jax.random.key(1), Goal(400), Deadline())
-    assert not np.array_equal(found.returns, other.returns)
-
-
 def test_what_a_runner_leaves_is_played_by_the_others(monkeypatch):
     faults = {(1, 0, 2): "fail"}  # its second block
     group = runners(monkeypatch, 3, 2, faults, ignore_env_runner_failures=True)

@@ -173,17 +173,6 @@ def test_runners_find_an_actor_of_the_caller_by_its_name(steady, cluster):
     assert cluster.get(counter.add.remote(0)) == 6
 
 
-@pytest.mark.slow
-def test_more_than_the_cluster_has_is_an_error_at_once(cluster):
-    for change, message in (
-        ({"num": 5, "num_cpus": 1}, "at most 4"),
-        ({"custom_resources": {"tape": 1}}, "no node of the Ray cluster has 'tape'"),
-    ):
-        with pytest.raises(InputError, match=message):
-            runners(OPTIONS._replace(**change))
-    assert cluster.is_initialized()
-
-
 def goes_on(seen, rollout):
     """Whether each block continues the rollout that stood there before, by a plain look at who made which."""
     now = [(*row[:2], restarts) if row else None for row, restarts in zip(rows(rollout), rollout.extras["restarts"][0])]
@@ -293,23 +282,6 @@ def test_a_runner_that_is_killed_or_stalls_costs_its_batch_and_is_replaced(clust
 
 
 @pytest.mark.slow
-def test_ignored_failures_leave_void_columns_until_nobody_is_left(cluster):
-    options = OPTIONS._replace(ignore_env_runner_failures=True)
-    source = runners(options, faults={1: {"fail": 1}, 0: {"fail": 3}})
-    assert rows(source.next(weights(0), KEY)[0]) == [(0, 0, 0)] * B + [(1, 0, 0)] * B
-    with pytest.warns(RuntimeWarning, match=r"(?s)runner 1 failed, the others go on.*ray_sources.py.*sum of its parts"):
-        rollout, _ = source.next(weights(1), KEY)
-    assert rows(rollout) == [(0, 1, 1)] * B + [None] * B
-    assert rows(source.next(weights(2), KEY)[0]) == [(0, 2, 2)] * B + [None] * B
-    assert source.foreach_worker(lambda s: s.index) == [0]
-    with pytest.raises(RunnersLost, match=r"(?s)runner 0, the last one, failed.*sum of its parts.*recreate_failed_env"):
-        source.next(weights(3), KEY)
-    with pytest.raises(RunnersLost, match="no environment runner is left"):
-        source.next(weights(3), KEY)
-    source.close()
-
-
-@pytest.mark.slow
 def test_a_failure_ends_the_run_with_its_own_traceback_and_close_leaves_nothing(cluster):
     source = runners(OPTIONS._replace(num=1), faults={0: {"fail": 0}})
     (pid,) = source.foreach_worker(lambda s: os.getpid())
@@ -347,16 +319,6 @@ def test_what_an_environment_did_comes_without_our_frames(cluster):
     source = runners(OPTIONS._replace(num=1, recreate_failed_env_runners=True))
     source.foreach_worker(breaks(InputError("env.id maze: environment 0: step 3 returned 4 values")))
     with pytest.raises(InputError, match=r"^env.id maze: environment 0: step 3 returned 4 values$"):
-        source.next(weights(0), KEY)
-    source.close()
-
-
-@pytest.mark.slow
-def test_runners_that_never_work_are_not_replaced_for_ever(cluster):
-    options = OPTIONS._replace(num=1, recreate_failed_env_runners=True)
-    source = runners(options, make=ray_sources.not_made)
-    lost = pytest.raises(RunnersLost, match=r"(?s)no rollout has come yet.*no such game: 0")
-    with pytest.warns(RuntimeWarning), lost:
         source.next(weights(0), KEY)
     source.close()
 

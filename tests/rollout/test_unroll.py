@@ -130,19 +130,6 @@ def test_without_exploration():
 
 
 @pytest.mark.slow
-def test_vmap_over_seeds():
-    env = build(drift(), B)
-    functions = unroll.make(env, act, length=T, carry=carry)
-    keys = jax.random.split(jax.random.key(0), 3)
-    run = lambda key: functions.step(functions.init(key), ACTOR, key)[1]
-    together = jax.jit(jax.vmap(run))(keys)
-    alone = jax.jit(run)(keys[2])
-    np.testing.assert_array_equal(together.action[2], alone.action)
-    np.testing.assert_allclose(together.obs[2], alone.obs, atol=1e-5)
-    assert not np.array_equal(together.obs[0], together.obs[1])
-
-
-@pytest.mark.slow
 def test_each_of_several_vectors_knows_which_environments_are_its_own():
     """What an exploration starts an episode with, at first and after each reset."""
 

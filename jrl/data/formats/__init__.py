@@ -27,7 +27,7 @@ FILE_FORMATS = ("jrl", "d4rl", "rllib-json", "rllib-parquet")  # formats of inde
 
 
 def load_format(name: str) -> Any:
-    """Return the module of a format. Raises InputError: unknown format."""
+    """Returns the module of a format. Raises InputError: unknown format."""
     if name not in NAMES:
         raise InputError(f"data format {name!r}: expected one of {', '.join(NAMES)}")
     return importlib.import_module(f"jrl.data.formats.{'shards' if name == 'jrl' else name.replace('-', '_')}")
@@ -36,7 +36,7 @@ def load_format(name: str) -> Any:
 def read(
     paths: str | Path | Sequence[str | Path], format: str | None = None, where: Mapping[str, str | int] | None = None
 ) -> EpisodeStore:
-    """Return one or several data sets as one store.
+    """Returns one or several data sets as one store.
 
     Args:
       paths: files, directories of files, or globs; episodes have the order of the paths.
@@ -63,7 +63,7 @@ def _with_path(store: EpisodeStore, name: str) -> EpisodeStore:
 
 
 def find_paths(path: str | Path) -> list[Path]:
-    """Return the existing paths of a path or glob. Raises InputError: none exists."""
+    """Returns the existing paths of a path or glob. Raises InputError: none exists."""
     literal = resolve(path, "data", "any")
     paths = [literal] if literal.exists() else sorted(glob.glob(resolve_glob(path, "data"), recursive=True))
     if not paths:
@@ -80,7 +80,7 @@ def _suggest_path(path: Path) -> str:
 
 
 def _list_files(path: Path, kind: Any) -> list[Path]:
-    """Return the files of a format, given its module: the path itself, or the directory's files by name."""
+    """Returns the files of a format, given its module: the path itself, or the directory's files by name."""
     if not path.is_dir():  # without devices and pipes: reading might not end
         return [path] if path.is_file() else []
     # hidden files are unfinished files of a killed process
@@ -91,7 +91,7 @@ def _list_files(path: Path, kind: Any) -> list[Path]:
 
 
 def find_format(path: Path) -> str:
-    """Return the format of a file or directory. Raises InputError: unknown format."""
+    """Returns the format of a file or directory. Raises InputError: unknown format."""
     if path.is_dir():
         for name in NAMES:
             if name not in FILE_FORMATS and load_format(name).is_data_set(path):
@@ -121,7 +121,7 @@ def _read_stores(paths: Sequence[Path], format: str | None) -> list[EpisodeStore
 
 
 def write(store: EpisodeStore, path: str | Path, format: str = "jrl", *, compress: bool = True) -> Path:
-    """Write a data set and return its path.
+    """Writes a data set and returns its path.
 
     Args:
       path: new directory; for a format of `FILE_FORMATS` a new file, or the directory of a new file data.SUFFIX.

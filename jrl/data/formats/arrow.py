@@ -1,4 +1,4 @@
-"""Arrow and Parquet files, read by the storage types of their columns.
+"""Parquet files, read by the storage types of their columns.
 
 A file may name an extension type for a column. pyarrow then calls the library that registered the name with the type's
 description, and Ray 2.49 to 2.54 unpickle that description. Therefore these functions hide the names from pyarrow; the
@@ -20,44 +20,27 @@ _SCHEMA, _HIDDEN_SCHEMA = b"ARROW:schema", b"ARROW_schema"
 
 
 def import_pyarrow(module: str = "") -> Any:
-    """Return pyarrow, or a module of it. Raises InputError: not installed."""
-    return files.import_library(f"pyarrow.{module}" if module else "pyarrow", "Arrow and Parquet files")
+    """Returns pyarrow, or a module of it. Raises InputError: not installed."""
+    return files.import_library(f"pyarrow.{module}" if module else "pyarrow", "Parquet files")
 
 
-def read_ipc(path: Path) -> Any:
-    """Return the table of an Arrow IPC file."""
-    content = _map_file(path)
-    at = 0
-    while (at := content.find(NAME, at)) >= 0:
-        content[at : at + len(NAME)] = HIDDEN
-    ipc = import_pyarrow("ipc")
-    # without threads: a thread of pyarrow that releases the map while the process ends would abort the process
-    return ipc.open_file(_open_buffer(content), options=ipc.IpcReadOptions(use_threads=False)).read_all()
-
-
-def read_parquet(
-    path: Path, *, left_out: Collection[str] = (), coded: Collection[str] = (), threads: bool = True
-) -> Any:
-    """Return the table of a Parquet file without the columns `left_out`, with columns `coded` as dictionary arrays.
+def read_parquet(path: Path, *, left_out: Collection[str], coded: Collection[str]) -> Any:
+    """Returns the table of a Parquet file without the columns `left_out`, with columns `coded` as dictionary arrays.
 
     Raises:
       InputError: the arrays take more than `files.size_limit`.
       OSError, ValueError: the file is damaged.
     """
-    parquet, content = import_pyarrow("parquet"), _map_file(path)
+    parquet = import_pyarrow("parquet")
+    with open(path, "rb") as file:
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     _hide_types(content)
     metadata = parquet.read_metadata(_open_buffer(content))
     files.check_size(path, _measure_columns(metadata))
     names = [name for name in metadata.schema.to_arrow_schema().names if name not in left_out]
     coded = [name for name in names if name in coded]
-    options = {"metadata": metadata, "read_dictionary": coded, "pre_buffer": threads}
-    with parquet.ParquetFile(_open_buffer(content), **options) as file:
-        return file.read(names, use_threads=threads)
-
-
-def _map_file(path: Path) -> mmap.mmap:
-    with open(path, "rb") as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    with parquet.ParquetFile(_open_buffer(content), metadata=metadata, read_dictionary=coded, pre_buffer=True) as file:
+        return file.read(names)
 
 
 def _open_buffer(content: mmap.mmap) -> Any:
@@ -65,7 +48,7 @@ def _open_buffer(content: mmap.mmap) -> Any:
 
 
 def _hide_types(content: mmap.mmap) -> None:
-    """Hide the extension types in the Arrow schema of a Parquet footer. Raises ValueError: a damaged footer."""
+    """Hides the extension types in the Arrow schema of a Parquet footer. Raises ValueError: a damaged footer."""
     at = max(0, len(content) - 8 - int.from_bytes(content[-8:-4], "little"))
     keys = []
     while (at := content.find(_SCHEMA, at)) >= 0:  # hide the whole schema while pyarrow reads the footer
@@ -81,7 +64,7 @@ def _hide_types(content: mmap.mmap) -> None:
 
 
 def _measure_columns(metadata: Any) -> int:
-    """Return the unpacked size of a file's columns, in bytes, by its footer.
+    """Returns the unpacked size of a file's columns, in bytes, by its footer.
 
     A run of equal numbers takes a few bytes in the file, so each row counts with at least 8 bytes.
     """

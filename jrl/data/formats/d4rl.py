@@ -36,7 +36,7 @@ _LABELS, _LAST = "metadata/labels", "metadata/last_rows"
 
 
 def read_files(paths: Sequence[Path]) -> EpisodeStore:
-    """Return several files as one store. Raises InputError: missing or damaged arrays."""
+    """Returns several files as one store. Raises InputError: missing or damaged arrays."""
     return concatenated(list(map(_read_file, paths)))
 
 
@@ -79,7 +79,7 @@ def _read_label(found: Any, where: str) -> np.ndarray:
 
 
 def _read_arrays(file: Any, path: Path) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Return the flat arrays by name, and the columns: arrays of numbers in `infos` with a row for each step."""
+    """Returns the flat arrays by name, and the columns: arrays of numbers in `infos` with a row for each step."""
     missing = [name for name in _NEEDED if name not in file]
     if missing and any(name.startswith("episode_") for name in file):
         raise InputError(f"data: {path} is a file of a Minari data set: give the directory that contains data/")
@@ -103,7 +103,7 @@ def _read_arrays(file: Any, path: Path) -> tuple[dict[str, np.ndarray], dict[str
 
 
 def _read_episode_numbers(path: Path, flat: dict[str, np.ndarray], labels: dict[str, np.ndarray]) -> np.ndarray | None:
-    """Return the number of each row's episode, [N] i64, as jrl wrote it; None: another program wrote the file.
+    """Returns the number of each row's episode, [N] i64, as jrl wrote it; None: another program wrote the file.
 
     Raises:
       InputError: episodes that do not cover all rows, or episodes without a label.
@@ -121,7 +121,7 @@ def _read_episode_numbers(path: Path, flat: dict[str, np.ndarray], labels: dict[
 
 
 def write_file(store: EpisodeStore, path: Path, *, compress: bool) -> None:
-    """Write a file. Raises InputError: observations, actions or a column are not a single array."""
+    """Writes a file. Raises InputError: observations, actions or a column are not a single array."""
     trees = {"observations": store.obs, "actions": store.action, **store.columns}
     if several := [name for name, tree in trees.items() if not isinstance(tree, np.ndarray)]:
         raise InputError(

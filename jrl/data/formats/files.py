@@ -23,7 +23,7 @@ MAX_LABEL = 1000  # characters of a label: numpy stores each text of an array wi
 
 
 def import_library(name: str, what: str) -> Any:
-    """Return a module of a package of the extra `data`. Raises InputError: not installed, but needed by `what`."""
+    """Returns a module of a package of the extra `data`. Raises InputError: not installed, but needed by `what`."""
     try:
         return importlib.import_module(name)
     except ImportError as e:
@@ -31,7 +31,7 @@ def import_library(name: str, what: str) -> Any:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the text of an error for a message, or its class name if the text is empty."""
+    """Returns the text of an error for a message, or its class name if the text is empty."""
     if isinstance(error, KeyError) and error.args:
         name = str(error.args[0])  # h5py's is a sentence
         return name if " " in name else f"{name} is missing"
@@ -40,7 +40,7 @@ def describe_error(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def reading(path: Path | str) -> Iterator[None]:
-    """Turn any error of reading into an InputError: a damaged file can raise errors of many types."""
+    """Turns any error of reading into an InputError: a damaged file can raise errors of many types."""
     try:
         yield
     except InputError:
@@ -54,7 +54,7 @@ def reading(path: Path | str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def write_directory(path: Path) -> Iterator[Path]:
-    """Yield a temporary directory beside `path`, and rename it to `path` at the end of the block."""
+    """Yields a temporary directory beside `path`, and renames it to `path` at the end of the block."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.mkdir(parents=True)
     try:
@@ -65,13 +65,13 @@ def write_directory(path: Path) -> Iterator[Path]:
 
 
 def size_limit() -> int:
-    """Return the largest size of a data set's unpacked arrays, in bytes."""
+    """Returns the largest size of a data set's unpacked arrays, in bytes."""
     free = machine.free_bytes()
     return 2**62 if free is None else int(_MEMORY_SHARE * free)
 
 
 def check_size(path: Path | str, needed: int) -> None:
-    """Check the size of a file's unpacked arrays, in bytes. Raises InputError: above `size_limit`."""
+    """Checks the size of a file's unpacked arrays, in bytes. Raises InputError: above `size_limit`."""
     if needed > (limit := size_limit()):
         raise InputError(
             f"data: {path}: expected at most {machine.format_bytes(limit)} of arrays, half of the free memory, got "
@@ -80,7 +80,7 @@ def check_size(path: Path | str, needed: int) -> None:
 
 
 def build_text_array(given: Sequence[str], where: str) -> np.ndarray:
-    """Return texts as an array. Raises InputError: a text is longer than MAX_LABEL."""
+    """Returns texts as an array. Raises InputError: a text is longer than MAX_LABEL."""
     if (longest := max(map(len, given), default=0)) > MAX_LABEL:
         limit = f"texts of at most {MAX_LABEL} characters"
         raise InputError(f"{where}: expected {limit}, got {longest:,}: shorten them")
@@ -88,7 +88,7 @@ def build_text_array(given: Sequence[str], where: str) -> np.ndarray:
 
 
 def read_small_text(path: Path) -> str:
-    """Return the text of a file. Raises InputError: larger than MAX_TEXT. OSError, UnicodeDecodeError: damaged."""
+    """Returns the text of a file. Raises InputError: larger than MAX_TEXT. OSError, UnicodeDecodeError: damaged."""
     if (found := path.stat().st_size) > MAX_TEXT:
         limit = f"at most {machine.format_bytes(MAX_TEXT)} of JSON"
         raise InputError(f"data: {path}: expected {limit}, got {machine.format_bytes(found)}: write it again")
@@ -105,13 +105,13 @@ class Description(NamedTuple):
 
 
 def description_to_json(store: EpisodeStore) -> dict[str, Any]:
-    """Return the description of a store as JSON, without the store's path."""
+    """Returns the description of a store as JSON, without the store's path."""
     meta = {k: v for k, v in store.meta.items() if k != "path"}
     spaces = {"observation": space_to_json(store.observation), "action": space_to_json(store.action_space)}
     return plain({**spaces, "meta": meta, "notes": list(store.notes)})
 
 
 def description_from_json(found: Any) -> Description:
-    """Return the description that `description_to_json` wrote. Raises KeyError, ValueError, TypeError: other forms."""
+    """Returns the description that `description_to_json` wrote. Raises KeyError, ValueError, TypeError: other forms."""
     spaces = space_from_json(found["observation"]), space_from_json(found["action"])
     return Description(*spaces, dict(found["meta"]), tuple(map(str, found.get("notes", ()))))

@@ -15,13 +15,13 @@ _CHUNK_BYTES = 2**20  # chunk cache of HDF5
 
 
 def import_h5py() -> Any:
-    """Return the module h5py. Raises InputError: not installed."""
+    """Returns the module h5py. Raises InputError: not installed."""
     return files.import_library("h5py", "HDF5 files")
 
 
 @contextlib.contextmanager
 def open_file(path: Path) -> Iterator[Any]:
-    """Open a file for reading, after a check of all groups and arrays.
+    """Opens a file for reading, after a check of all groups and arrays.
 
     HDF5 can read an array, or whole parts of a file, from other files of the reader's machine. An untrusted file could
     copy private files into a data set, so all such links are refused.
@@ -35,7 +35,7 @@ def open_file(path: Path) -> Iterator[Any]:
 
 
 def _measure_arrays(file: Any, path: Path) -> int:
-    """Return the unpacked size of all arrays of a file in bytes, without reading them.
+    """Returns the unpacked size of all arrays of a file in bytes, without reading them.
 
     Raises:
       InputError: a link, an array in another file, or a group that contains itself.
@@ -67,7 +67,7 @@ def _measure_arrays(file: Any, path: Path) -> int:
 
 
 def read_array(found: Any) -> np.ndarray:
-    """Return the array of an HDF5 data set.
+    """Returns the array of an HDF5 data set.
 
     Raises:
       InputError: rows of different lengths, such as texts, take more than the memory; no header gives their size.
@@ -84,7 +84,7 @@ def read_array(found: Any) -> np.ndarray:
 
 
 def check_names(path: Path, names: Sequence[tuple[str, ...]], *, nested: bool) -> None:
-    """Check the names of arrays, each from the file's root. Raises InputError: two arrays with one path, or bad names.
+    """Checks the names of arrays, each from the file's root. Raises InputError: two arrays with one path, or bad names.
 
     HDF5 reads names with / as paths: "a/b" is also the "b" of a Dict "a". `nested`: whether the reader accepts them.
     """
@@ -102,7 +102,7 @@ def check_names(path: Path, names: Sequence[tuple[str, ...]], *, nested: bool) -
 
 
 def write_array(group: Any, name: str, array: np.ndarray, *, compress: bool) -> None:
-    """Write an array [n, *] as a data set to which other programs can append rows."""
+    """Writes an array [n, *] as a data set to which other programs can append rows."""
     how = {"compression": "gzip", "compression_opts": 1, "shuffle": True} if compress else {}
     rows = min(len(array), _CHUNK_BYTES // max(1, array[:1].nbytes))
     chunks = tuple(max(1, n) for n in (rows, *array.shape[1:]))

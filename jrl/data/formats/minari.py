@@ -1,12 +1,11 @@
 """Minari's data sets (as of 0.5.4): a directory NAME-vN with data/metadata.json and the episodes.
 
-The episodes are in data/main_data.hdf5, or in the Arrow form: a directory each, with tables whose columns are padded to
-T + 1 rows. Observations have T + 1 rows. An info with T + 1 rows begins with the reset's info, which the column leaves
-out. Data sets written by jrl have HDF5, images without compression loss (Minari's default is lossy), and jrl's spaces
-and meta under "jrl".
+The episodes are in data/main_data.hdf5. Observations have T + 1 rows. An info with T + 1 rows begins with the reset's
+info, which the column leaves out. Data sets written by jrl have images without compression loss (Minari's default is
+lossy), and jrl's spaces and meta under "jrl".
 
 The package minari is not safe with untrusted files. If metadata lack spaces, it makes the named environment, which
-imports modules. It opens images of any format and size, and lets pyarrow call libraries with extension types.
+imports modules. It opens images of any format and size.
 """
 
 import contextlib
@@ -24,7 +23,7 @@ import numpy as np
 
 from jrl import spaces
 from jrl.data.episode import Episode
-from jrl.data.formats import arrow, files, hdf5
+from jrl.data.formats import files, hdf5
 from jrl.data.store import EpisodeStore, of_episodes
 from jrl.errors import InputError
 from jrl.spaces_json import gymnasium_starts, space_from_gymnasium, space_to_gymnasium
@@ -35,12 +34,11 @@ LOSSY = "images are JPEG, which is lossy: they differ a little from the environm
 _METADATA, _MAIN = "metadata.json", "main_data.hdf5"
 _FLAT = ("rewards", "terminations", "truncations")  # a number for each step
 _PARTS = ("observations", "actions", *_FLAT)
-_NOT_ROWS = ("_", ".", _METADATA)  # first characters of names of other files in the directory of an Arrow episode
 _LABEL = (str, bool, int, float, np.generic)
 
 
 def is_data_set(directory: Path) -> bool:
-    """Return whether a directory is a Minari data set, or the directory `data` of one."""
+    """Returns whether a directory is a Minari data set, or the directory `data` of one."""
     return _find_data(directory) is not None
 
 
@@ -54,7 +52,7 @@ def _find_data(directory: Path) -> Path | None:
 
 
 def read(directory: Path) -> EpisodeStore:
-    """Return a data set. Raises InputError: damaged data; names the file and the episode."""
+    """Returns a data set. Raises InputError: damaged data; names the file and the episode."""
     if (data := _find_data(directory)) is None:
         raise InputError(f"data: {directory} is not a Minari data set: data/{_METADATA} is missing")
     with _naming_errors(f"data: {data / _METADATA}"):
@@ -66,13 +64,14 @@ def read(directory: Path) -> EpisodeStore:
         if missing := [name for name, space in raw.items() if not isinstance(space, dict)]:
             fix = f"write the data set again with Minari {VERSION}, which stores spaces"
             raise InputError(f"it has no {' and no '.join(missing)}: {fix}")
+        if (form := metadata.get("data_format", "hdf5")) != "hdf5":
+            raise InputError(f"data_format: expected hdf5, got {form!r}: write it with Minari's data_format='hdf5'")
         known = _read_description(raw, metadata)
     notes = list(known.notes)
-    is_hdf5 = metadata.get("data_format", "hdf5") == "hdf5"
     episodes = []
-    for where, episode, labels in (_read_hdf5_episodes if is_hdf5 else _read_arrow_episodes)(data, metadata):
+    for where, episode, labels in _read_episodes(data / _MAIN, metadata["total_episodes"]):
         with _naming_errors(where):
-            episodes.append(_build_episode(episode, labels, known, "_index_" if is_hdf5 else "", notes))
+            episodes.append(_build_episode(episode, labels, known, notes))
     episodes = _keep_shared(episodes, notes)
     meta = {"path": str(directory), **known.meta}
     store = of_episodes(known.observation, known.action_space, episodes, meta=meta, notes=tuple(dict.fromkeys(notes)))
@@ -97,7 +96,7 @@ def _read_description(raw: dict[str, Any], metadata: dict[str, Any]) -> files.De
 
 @contextlib.contextmanager
 def _naming_errors(where: str) -> Iterator[None]:
-    """Turn errors of the block into an InputError that names a part of the data set."""
+    """Turns errors of the block into an InputError that names a part of the data set."""
     try:
         with files.reading(where.removeprefix("data: ")):
             yield
@@ -105,12 +104,11 @@ def _naming_errors(where: str) -> Iterator[None]:
         raise InputError(*(line if line.startswith("data: ") else f"{where}: {line}" for line in e.errors)) from e
 
 
-def _read_hdf5_episodes(data: Path, metadata: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Yield (name for messages, trees of arrays by name, labels) of each episode."""
-    path = data / _MAIN
+def _read_episodes(path: Path, count: int) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Yields (name for messages, trees of arrays by name, labels) of each episode."""
     with hdf5.open_file(path) as file:
         names = sorted((n for n in file if re.fullmatch(r"episode_\d+", n)), key=lambda n: int(n[8:]))
-        if len(names) != (count := metadata["total_episodes"]):
+        if len(names) != count:
             raise InputError(
                 f"data: {path}: expected {count} episodes by {_METADATA}, got {len(names)}: download the data set again"
             )
@@ -118,56 +116,19 @@ def _read_hdf5_episodes(data: Path, metadata: dict[str, Any]) -> Iterator[tuple[
             where = f"data: {path}: {name.replace('_', ' ')}"
             with _naming_errors(where):
                 group = file[name]
-                episode = {part: _read_hdf5_tree(group[part]) for part in (*_PARTS, "infos") if part in group}
+                episode = {part: _read_tree(group[part]) for part in (*_PARTS, "infos") if part in group}
                 labels = {k: v for k, v in group.attrs.items() if "/" not in k}
             yield where, episode, labels
 
 
-def _read_hdf5_tree(node: Any) -> Any:
-    return {k: _read_hdf5_tree(part) for k, part in node.items()} if hasattr(node, "items") else hdf5.read_array(node)
+def _read_tree(node: Any) -> Any:
+    return {k: _read_tree(part) for k, part in node.items()} if hasattr(node, "items") else hdf5.read_array(node)
 
 
-def _read_arrow_episodes(data: Path, metadata: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    for number in range(metadata["total_episodes"]):
-        directory = data / str(number)
-        if not directory.is_dir():
-            count = metadata["total_episodes"]
-            raise InputError(f"data: {directory} is missing: {data / _METADATA} has {count} episodes")
-        where = f"data: {directory}: episode {number}"
-        with _naming_errors(where):
-            paths = sorted(p for p in directory.iterdir() if p.is_file() and not p.name.startswith(_NOT_ROWS))
-            table = arrow.import_pyarrow().concat_tables([_read_table(path, metadata["data_format"]) for path in paths])
-            table.validate(full=True)  # offsets of a damaged file may be out of range
-            fields = {field.name: field for field in table.schema if field.name in (*_PARTS, "infos")}
-            episode = {name: _read_arrow_tree(field, table[name].combine_chunks()) for name, field in fields.items()}
-            episode |= {name: jax.tree.map(lambda x: x[:-1], episode[name]) for name in ("actions", *_FLAT)}
-            labels = json.loads(files.read_small_text(directory / _METADATA))
-        yield where, episode, labels
-
-
-def _read_table(path: Path, format: str) -> Any:
-    if format not in ("arrow", "parquet"):
-        raise InputError(f"data_format: expected hdf5, arrow or parquet, got {format!r}")
-    return arrow.read_ipc(path) if format == "arrow" else arrow.read_parquet(path, threads=False)
-
-
-def _read_arrow_tree(field: Any, values: Any) -> Any:
-    types = arrow.import_pyarrow("types")
-    if types.is_struct(values.type):
-        return {part.name: _read_arrow_tree(part, values.field(part.name)) for part in values.type}
-    if types.is_fixed_size_list(values.type):
-        shape = (field.metadata or {}).get(b"shape", str(values.type.list_size).encode())
-        sizes = [int(n) for n in shape.split(b",") if n]
-        return values.flatten().to_numpy(zero_copy_only=False).reshape(len(values), *sizes)
-    return values.to_numpy(zero_copy_only=False)
-
-
-def _build_episode(
-    parts: dict[str, Any], labels: Any, known: files.Description, index: str, notes: list[str]
-) -> Episode:
-    """Return the episode of a file's parts. Infos without numbers for each step are left out, with a note."""
-    obs = _read_element(parts["observations"], known.observation, index, notes)
-    action = _read_element(parts["actions"], known.action_space, index, notes)
+def _build_episode(parts: dict[str, Any], labels: Any, known: files.Description, notes: list[str]) -> Episode:
+    """Returns the episode of a file's parts. Infos without numbers for each step are left out, with a note."""
+    obs = _read_element(parts["observations"], known.observation, notes)
+    action = _read_element(parts["actions"], known.action_space, notes)
     for name in _FLAT:
         if parts[name].dtype.kind not in "biuf":
             raise InputError(f"{name}: expected numbers, got the dtype {parts[name].dtype}")
@@ -184,15 +145,14 @@ def _build_episode(
     return Episode(obs, action, reward, bool(terminations[-1]), bool(truncations[-1]), columns, labels)
 
 
-def _read_element(node: Any, space: Space, index: str, notes: list[str]) -> PyTree:
-    """Return the arrays of `space` in a tree. A Tuple's parts have the names `index` + "0", "1", ... there."""
+def _read_element(node: Any, space: Space, notes: list[str]) -> PyTree:
+    """Returns the arrays of `space` in a tree. A Tuple's parts have the names "_index_0", "_index_1", ... there."""
     match space:
         case Dict():
-            return {name: _read_element(node[name], part, index, notes) for name, part in space.items}
+            return {name: _read_element(node[name], part, notes) for name, part in space.items}
         case Tuple():
-            return tuple(_read_element(node[f"{index}{i}"], part, index, notes) for i, part in enumerate(space.items))
-    is_flat = bool(index) and node.dtype == np.uint8 and node.ndim == 2 and len(space.shape) >= 2  # in HDF5
-    if node.dtype == object or is_flat:  # a JPEG file for each row
+            return tuple(_read_element(node[f"_index_{i}"], part, notes) for i, part in enumerate(space.items))
+    if node.dtype == object or (node.dtype == np.uint8 and node.ndim == 2 and len(space.shape) >= 2):  # JPEG files
         notes.append(LOSSY)
         files.check_size("images", len(node) * math.prod(space.shape))
         node = np.stack([_decode_picture(bytes(row), space) for row in node])
@@ -209,7 +169,7 @@ def _decode_picture(file: bytes, space: Any) -> np.ndarray:
 
 
 def _build_column(name: str, given: Any, steps: int, notes: list[str]) -> PyTree | None:
-    """Return an info as a column, an array or a dict of arrays by path; None: the info has other values."""
+    """Returns an info as a column, an array or a dict of arrays by path; None: the info has other values."""
     flat = {tuple(key.key for key in path): x for path, x in jax.tree.leaves_with_path(given)}
     arrays = dict(zip(spaces.join_paths([*flat]), flat.values(), strict=True))
     is_row = lambda x: x.dtype.kind in "biuf" and x.shape[:1] in ((steps,), (steps + 1,))
@@ -235,7 +195,7 @@ def _keep_shared(episodes: Sequence[Episode], notes: list[str]) -> list[Episode]
 
 
 def _shift_choices(tree: PyTree, raw: dict[str, Any], steps: np.ndarray | None = None) -> PyTree:
-    """Return choices with a space's `start` subtracted; rows that are not `steps` stay 0."""
+    """Returns choices with a space's `start` subtracted; rows that are not `steps` stay 0."""
 
     def shift(start: np.ndarray, x: np.ndarray) -> np.ndarray:
         if not start.any():
@@ -247,7 +207,7 @@ def _shift_choices(tree: PyTree, raw: dict[str, Any], steps: np.ndarray | None =
 
 
 def write(store: EpisodeStore, directory: Path, *, compress: bool) -> None:
-    """Write a data set with HDF5. Minari loads a directory under MINARI_DATASETS_PATH by its name.
+    """Writes a data set with HDF5. Minari loads a directory under MINARI_DATASETS_PATH by its name.
 
     A name without a version gets -v0 in the metadata.
     """
@@ -309,7 +269,7 @@ def _build_metadata(store: EpisodeStore, directory: Path, size_mb: float) -> dic
 
 
 def _find_env_spec(env: Any) -> str | None:
-    """Return Gymnasium's specification of an environment id as JSON; None: unknown id."""
+    """Returns Gymnasium's specification of an environment id as JSON; None: unknown id."""
     import gymnasium
 
     try:

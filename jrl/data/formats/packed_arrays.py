@@ -28,7 +28,7 @@ class RefusedData(ValueError):
 
 
 def pack(tree: PyTree) -> str:
-    """Return the text of a tree of arrays, as RLlib packs it."""
+    """Returns the text of a tree of arrays, as RLlib packs it."""
     return base64.b64encode(_lz4().compress(pickle.dumps(tree, protocol=4))).decode("ascii")
 
 
@@ -37,7 +37,7 @@ def _lz4() -> Any:
 
 
 def unpack(text: str) -> PyTree:
-    """Return the array, or tree of arrays, of a text of RLlib.
+    """Returns the array, or tree of arrays, of a text of RLlib.
 
     Raises:
       RefusedData: the text is damaged, larger than the memory, or contains anything else.
@@ -79,7 +79,7 @@ _MAX_OPCODES = 50_000  # an array takes up to 50; each opcode can make an object
 
 
 def read_pickle(content: bytes) -> PyTree:
-    """Return the array, or the dict or tuple of arrays, of a pickle of protocol 2 to 5, as views of its bytes.
+    """Returns the array, or the dict or tuple of arrays, of a pickle of protocol 2 to 5, as views of its bytes.
 
     Raises:
       RefusedData: the pickle is damaged, or contains anything else.
@@ -98,7 +98,7 @@ def read_pickle(content: bytes) -> PyTree:
 
 
 def _check_opcodes(content: bytes) -> None:
-    """Refuse opcodes that arrays do not need, or that need more memory or time than the size of the pickle.
+    """Refuses opcodes that arrays do not need, or that need more memory or time than the size of the pickle.
 
     `genops` refuses lengths beyond the pickle. A container that is used again could become a tree of any size.
     """
@@ -176,7 +176,7 @@ class _Numbers:
 
 
 def _build_array(data: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
-    """Return the array of the bytes, as a view. The bytes must fit the shape."""
+    """Returns the array of the bytes, as a view. The bytes must fit the shape."""
     kind = dtype.value if isinstance(dtype, _Numbers) else None
     if not isinstance(kind, np.dtype) or not isinstance(data, bytes | bytearray) or order not in ("C", "F"):
         raise RefusedData(f"the pickle holds an array without bytes or dtype: {_NUMBERS_ONLY}")

@@ -31,21 +31,21 @@ _RLLIB_COLUMNS = NEEDED | KEYS | LEFT_OUT
 
 
 def row_shapes(tree: PyTree) -> Any:
-    """Return the shapes of the rows of a tree of arrays [n, *]."""
+    """Returns the shapes of the rows of a tree of arrays [n, *]."""
     if isinstance(tree, dict):
         return {name: row_shapes(part) for name, part in tree.items()}
     return tuple(map(row_shapes, tree)) if isinstance(tree, tuple) else [*tree.shape[1:]]
 
 
 def join_arrays(parts: Sequence[PyTree]) -> PyTree:
-    """Return the concatenation of trees of arrays [n, *]. Raises ValueError: different shapes."""
+    """Returns the concatenation of trees of arrays [n, *]. Raises ValueError: different shapes."""
     if len({str(row_shapes(part)) for part in parts}) > 1:
         raise ValueError("expected rows of one shape")
     return parts[0] if len(parts) == 1 else jax.tree.map(lambda *x: np.concatenate(x), *parts)
 
 
 def name_files(paths: Sequence[Path]) -> str:
-    """Return the name of several files, for messages."""
+    """Returns the name of several files, for messages."""
     return str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
 
 
@@ -54,7 +54,7 @@ def build_store(
     texts: Mapping[str, np.ndarray] = {}, known: tuple[Space, Space] | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> EpisodeStore:  # fmt: skip
-    """Return the episodes of RLlib's columns [N, *]. Raises InputError: columns of wrong sizes.
+    """Returns the episodes of RLlib's columns [N, *]. Raises InputError: columns of wrong sizes.
 
     Rows with equal `labels` [N] are an episode. `texts` has the text of each number of a label. `known` are the spaces
     of observations and actions; None: guess them.
@@ -98,7 +98,7 @@ def _extra_columns(columns: Mapping[str, PyTree]) -> dict[str, PyTree]:
 
 
 def build_columns(store: EpisodeStore) -> dict[str, PyTree]:
-    """Return RLlib's columns [N, *] of all steps of a store, in the order of its episodes.
+    """Returns RLlib's columns [N, *] of all steps of a store, in the order of its episodes.
 
     Raises:
       InputError: a column has a name with another meaning in RLlib.
@@ -120,7 +120,7 @@ def build_columns(store: EpisodeStore) -> dict[str, PyTree]:
 
 
 def build_episode_ids(store: EpisodeStore) -> np.ndarray:
-    """Return RLlib's ids of episodes, [E]: the label `eps_id` if it is unique, otherwise numbers from the checksum."""
+    """Returns RLlib's ids of episodes, [E]: the label `eps_id` if it is unique, otherwise numbers from the checksum."""
     if EPISODE in store.labels:
         given = store.labels[EPISODE]
         keys = number_groups(given, *(store.labels[k] for k in (POLICY, AGENT_LABEL) if k in store.labels))

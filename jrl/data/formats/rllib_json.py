@@ -43,7 +43,7 @@ class _Batch(NamedTuple):
 
 
 def read_files(paths: Sequence[Path]) -> EpisodeStore:
-    """Return several files as one store; an episode may continue in the next file.
+    """Returns several files as one store; an episode may continue in the next file.
 
     Raises:
       InputError: damaged files; names the line.
@@ -139,7 +139,7 @@ def _parse_batch(given: dict[str, Any], where: str, policy: str | None, left_out
 
 
 def _parse_column(value: Any, *, texts: bool = False) -> PyTree:
-    """Return a column as an array, or tree of arrays, of numbers or texts. Raises ValueError: other values."""
+    """Returns a column as an array, or tree of arrays, of numbers or texts. Raises ValueError: other values."""
     if isinstance(value, str):
         return packed_arrays.unpack(value)
     if isinstance(value, dict):
@@ -176,7 +176,7 @@ def _join_batches(rows: Sequence[_Batch], left_out: set[str], notes: list[str]) 
 
 
 def _narrow(x: np.ndarray) -> np.ndarray:
-    """Return the numbers of a list as float32 or int32, if no value changes."""
+    """Returns the numbers of a list as float32 or int32, if no value changes."""
     if x.dtype.kind not in "iuf":
         return x
     with np.errstate(over="ignore", invalid="ignore"):
@@ -185,7 +185,7 @@ def _narrow(x: np.ndarray) -> np.ndarray:
 
 
 def write_file(store: EpisodeStore, path: Path, *, compress: bool) -> None:
-    """Write a file that RLlib reads: a line for each episode, or for each game of several agents.
+    """Writes a file that RLlib reads: a line for each episode, or for each game of several agents.
 
     Args:
       store: data set; the file keeps its labels `policy`, `agent` and `eps_id`, but no other labels and no spaces.
@@ -213,7 +213,7 @@ def _has_tuple(space: Space) -> bool:
 
 
 def _build_lines(store: EpisodeStore, compress: bool) -> Iterator[dict[str, Any]]:
-    """Yield a line for each episode, or for each game of several agents, with the rows of each policy."""
+    """Yields a line for each episode, or for each game of several agents, with the rows of each policy."""
     columns = names.build_columns(store)
     packs = {name for name, column in columns.items() if compress and _must_pack(name, column)}
     several = names.POLICY in store.labels or names.AGENT_LABEL in store.labels
@@ -241,7 +241,7 @@ def _build_lines(store: EpisodeStore, compress: bool) -> Iterator[dict[str, Any]
 
 
 def _must_pack(name: str, column: PyTree) -> bool:
-    """Return whether to pack a column: a list would change it, or take more space."""
+    """Returns whether to pack a column: a list would change it, or take more space."""
     if name in (names.OBS, names.NEXT_OBS) or not isinstance(column, np.ndarray):
         return True
     wide = {"f": np.float64, "i": np.int64, "u": np.int64}.get(column.dtype.kind, column.dtype)  # dtype of a read list

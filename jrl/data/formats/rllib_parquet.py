@@ -36,7 +36,7 @@ _EPISODES = "item"  # the only column of files of whole episodes
 
 
 def read_files(paths: Sequence[Path]) -> EpisodeStore:
-    """Return several files as one store; an episode may continue in the next file. Raises InputError: damaged files."""
+    """Returns several files as one store; an episode may continue in the next. Raises InputError: damaged files."""
     tables = [(path, table) for path in paths if len(table := _read_table(path))]
     name = names.name_files(paths)
     if not tables:
@@ -83,7 +83,7 @@ def _build_store(name: str, tables: list[Any]) -> EpisodeStore:
 
 
 def _read_description(table: Any, name: str) -> Any:
-    """Return the description and labels that `write_file` stored in a file; None: another program wrote the file."""
+    """Returns the description and labels that `write_file` stored in a file; None: another program wrote the file."""
     if _ABOUT not in (table.schema.metadata or {}):
         return None
     with files.reading(f"the metadata of {name}"):
@@ -93,7 +93,7 @@ def _read_description(table: Any, name: str) -> Any:
 
 
 def _to_space(space: Space, tree: PyTree) -> PyTree:
-    """Return a tree as elements of a space; the names of a Tuple's parts in the file are their indices."""
+    """Returns a tree as elements of a space; the names of a Tuple's parts in the file are their indices."""
     if isinstance(space, Dict):
         return {k: _to_space(part, tree[k]) for k, part in space.items}
     if isinstance(space, Tuple):
@@ -124,7 +124,7 @@ def _read_columns(name: str, tables: list[Any], notes: list[str]) -> tuple[dict[
 
 
 def _read_texts(parts: list[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Return codes [N] i64 of a column of texts or numbers, and the text or number of each code."""
+    """Returns codes [N] i64 of a column of texts or numbers, and the text or number of each code."""
     pyarrow = arrow.import_pyarrow()
     chunks = [chunk for part in parts for chunk in part.chunks if len(chunk)]
     coded = [c if isinstance(c, pyarrow.DictionaryArray) else c.dictionary_encode() for c in chunks]
@@ -138,7 +138,7 @@ def _read_texts(parts: list[Any]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _read_rows(field: Any, chunk: Any) -> PyTree:
-    """Return the numbers of a chunk of a column, if possible without a copy."""
+    """Returns the numbers of a chunk of a column, if possible without a copy."""
     types = arrow.import_pyarrow("types")
     shape = _read_shape(field.metadata or {})
     if chunk.null_count:
@@ -162,7 +162,7 @@ def _read_rows(field: Any, chunk: Any) -> PyTree:
 
 
 def _read_shape(metadata: dict[bytes, bytes]) -> tuple[int, ...] | None:
-    """Return the shape of the rows of a column of arrays; None: the lengths of its lists are the shape."""
+    """Returns the shape of the rows of a column of arrays; None: the lengths of its lists are the shape."""
     name = metadata.get(arrow.HIDDEN, b"").decode(errors="replace")
     if not name:
         return None
@@ -182,7 +182,7 @@ def _read_shape(metadata: dict[bytes, bytes]) -> tuple[int, ...] | None:
 
 
 def _build_episode_store(blobs: Iterable[tuple[Path, Any]], name: str) -> EpisodeStore:
-    """Return the store of msgpack blobs, each with its file. Raises InputError: a damaged episode."""
+    """Returns the store of msgpack blobs, each with its file. Raises InputError: a damaged episode."""
     msgpack = files.import_library("msgpack", f"{name}: whole episodes of RLlib")
     episodes = []
     for number, (path, blob) in enumerate(blobs):
@@ -216,7 +216,7 @@ def _parse_episode(state: Any) -> Episode:
 
 
 def _parse_buffer(state: Any) -> PyTree:
-    """Return the rows of an InfiniteLookbackBuffer after its lookback, which belongs to another fragment."""
+    """Returns the rows of an InfiniteLookbackBuffer after its lookback, which belongs to another fragment."""
     data, first = state["data"], int(state["lookback"])
     if isinstance(data, dict):
         rows = _parse_tree(data)
@@ -226,7 +226,7 @@ def _parse_buffer(state: Any) -> PyTree:
 
 
 def _parse_tree(value: Any) -> PyTree:
-    """Return the arrays of a tree of msgpack_numpy. Raises TypeError: other content, such as a pickle."""
+    """Returns the arrays of a tree of msgpack_numpy. Raises TypeError: other content, such as a pickle."""
     if isinstance(value, dict):
         is_array = b"nd" in value
         return _parse_array(value) if is_array else {str(k): _parse_tree(part) for k, part in value.items()}
@@ -248,7 +248,7 @@ def _parse_array(value: dict[Any, Any]) -> np.ndarray:
 
 
 def write_file(store: EpisodeStore, path: Path, *, compress: bool) -> None:
-    """Write a file that RLlib reads, with a row for each transition.
+    """Writes a file that RLlib reads, with a row for each transition.
 
     Args:
       store: data set; its label `policy` becomes the column module_id, `agent` becomes agent_id.
@@ -272,7 +272,7 @@ def write_file(store: EpisodeStore, path: Path, *, compress: bool) -> None:
 
 
 def _build_field(name: str, tree: PyTree) -> tuple[Any, Any]:
-    """Return the field and the array of a column, as Ray builds them."""
+    """Returns the field and the array of a column, as Ray builds them."""
     pyarrow, metadata = arrow.import_pyarrow(), None
     if isinstance(tree, tuple):
         tree = {str(i): part for i, part in enumerate(tree)}

@@ -28,7 +28,7 @@ _ABOUT = "about.json"
 
 
 def write_file(store: EpisodeStore, path: Path, *, compress: bool) -> None:
-    """Write a shard, completely or not at all."""
+    """Writes a shard, completely or not at all."""
     header = {"format": _FORMAT, **files.description_to_json(store), "columns": _column_paths(store)}
     method = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
     with (
@@ -42,14 +42,14 @@ def write_file(store: EpisodeStore, path: Path, *, compress: bool) -> None:
 
 
 def read_files(paths: Sequence[Path]) -> EpisodeStore:
-    """Return shards as one store. Raises InputError: a damaged file, a file that is not a shard, or other spaces."""
+    """Returns shards as one store. Raises InputError: a damaged file, a file that is not a shard, or other spaces."""
     headers, sizes = zip(*map(_read_header, paths), strict=True)
     files.check_size(paths[0] if len(paths) == 1 else paths[0].parent, sum(sizes))
     return concatenated([check_store(_read(path, header)) for path, header in zip(paths, headers, strict=True)])
 
 
 def _read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """Return a shard's about.json, and the bytes of its arrays. Raises InputError: damaged, or not a shard."""
+    """Returns a shard's about.json, and the bytes of its arrays. Raises InputError: damaged, or not a shard."""
     with files.reading(path), zipfile.ZipFile(path) as archive:
         names = archive.namelist()
         if _ABOUT in names and archive.getinfo(_ABOUT).file_size > files.MAX_TEXT:
@@ -62,7 +62,7 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def _check_array_size(archive: zipfile.ZipFile, name: str) -> int:
-    """Return the bytes of an array. Raises ValueError: its shape needs another number of bytes."""
+    """Returns the bytes of an array. Raises ValueError: its shape needs another number of bytes."""
     with archive.open(name) as file:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

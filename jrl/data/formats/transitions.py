@@ -32,7 +32,7 @@ _ROUNDING = 4 * float(np.finfo(np.float32).eps)
 def build_store(
     steps: Transitions, observation: Space, action: Space, *, meta: Mapping[str, Any], notes: Sequence[str] = ()
 ) -> EpisodeStore:
-    """Return the episodes of a table.
+    """Returns the episodes of a table.
 
     An episode ends at a terminated or truncated row, before a missing step, and where a row's next observation differs
     from the following row's observation by more than float32's rounding. Without next observations, a true end repeats
@@ -83,7 +83,7 @@ def build_store(
 
 
 def _add_next_obs(steps: Transitions, last: np.ndarray, notes: list[str]) -> tuple[Transitions, np.ndarray]:
-    """Return the steps with a known next observation, with that observation, and their flags of the last step."""
+    """Returns the steps with a known next observation, with that observation, and their flags of the last step."""
     unknown = last & ~steps.terminated
     if count := int(unknown.sum()):
         which = f"the last transition of {counted(count, 'episode')} without a true end was left out"
@@ -99,7 +99,7 @@ def _add_next_obs(steps: Transitions, last: np.ndarray, notes: list[str]) -> tup
 
 
 def build_table(store: EpisodeStore) -> Transitions:
-    """Return the table of all transitions of a store, in the order of its episodes."""
+    """Returns the table of all transitions of a store, in the order of its episodes."""
     is_step, lengths = store.is_step(), store.lengths()
     steps, next_rows = store.map_rows(lambda x: x[is_step]), np.flatnonzero(is_step) + 1
     last = np.cumsum(lengths) - 1
@@ -119,7 +119,7 @@ def build_table(store: EpisodeStore) -> Transitions:
 
 
 def _check(steps: Transitions, observation: Space, action: Space, name: str) -> None:
-    """Check that each column is an array of numbers with a row for each step. Raises InputError."""
+    """Checks that each column is an array of numbers with a row for each step. Raises InputError."""
     if not (size := len(steps.reward)):
         raise InputError(f"{name}: expected transitions, got none")
     elements = [("observations", steps.obs, observation), ("actions", steps.action, action)]
@@ -138,7 +138,7 @@ def _check(steps: Transitions, observation: Space, action: Space, name: str) -> 
 
 
 def number_groups(*keys: np.ndarray) -> np.ndarray:
-    """Return the group of each row, [N] i64: rows with equal keys [N] are a group, numbered by first appearance."""
+    """Returns the group of each row, [N] i64: rows with equal keys [N] are a group, numbered by first appearance."""
     size = len(keys[0])
     begins = np.zeros(size, bool)
     begins[:1] = True
@@ -157,7 +157,7 @@ def number_groups(*keys: np.ndarray) -> np.ndarray:
 
 
 def guess_space(fn: Callable[[Any], Space], tree: PyTree) -> Space:
-    """Return the space of a tree of arrays [N, *]; `fn` returns the space of each array."""
+    """Returns the space of a tree of arrays [N, *]; `fn` returns the space of each array."""
     if isinstance(tree, dict):
         return Dict(tuple((name, guess_space(fn, part)) for name, part in tree.items()))
     if isinstance(tree, tuple):
@@ -170,7 +170,7 @@ def _take_rows(steps: Transitions, index: np.ndarray) -> Transitions:
 
 
 def _find_order(episode: np.ndarray | None, t: np.ndarray | None) -> np.ndarray | None:
-    """Return the order of rows by episode and step; None: no change. Episodes with repeated `t` keep their order."""
+    """Returns the order of rows by episode and step; None: no change. Episodes with repeated `t` keep their order."""
     if episode is None or not len(episode):
         return None
     runs = episode[np.concatenate([[True], episode[1:] != episode[:-1]])]
@@ -210,7 +210,7 @@ def _add_note(notes: list[str], where: np.ndarray, what: str) -> None:
 
 
 def _find_differences(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return which rows [N, *] of two arrays differ, [N] bool; NaN equals NaN.
+    """Returns which rows [N, *] of two arrays differ, [N] bool; NaN equals NaN.
 
     Floats may differ by a few roundings of float32: a program may compute an observation twice, or store one copy in
     another dtype. The tolerance near 0 is the rounding of the feature's usual size.

@@ -1,6 +1,7 @@
 """Summary of a data set, as plain data or text."""
 
 import collections
+import math
 from typing import Any
 
 import jax
@@ -13,7 +14,6 @@ from jrl.types import Dict, Space, Tuple
 
 QUANTILES = (0, 25, 50, 75, 100)  # percent
 _NAMES = ("min", "q25", "median", "q75", "max")
-_BLOCKS = " ▏▎▍▌▋▊▉█"
 _MAX_VALUES = 8  # shown values of a label
 
 
@@ -60,21 +60,12 @@ def summarise_numbers(x: np.ndarray) -> dict[str, float]:
 
 def format_histogram(x: np.ndarray, bins: int = 10, width: int = 40) -> list[str]:
     """Returns the histogram of the finite numbers of x [N] as text: bounds, bar and count of each bin in a line."""
-    x = np.asarray(x, np.float64)
-    x = x[np.isfinite(x)]
-    if not len(x):
-        return []
-    if x.min() == x.max():
-        return [f"{x[0]:.6g}  {_BLOCKS[-1] * width} {len(x)}"]
-    counts, edges = np.histogram(x, bins)
+    counts, edges = np.histogram(x[np.isfinite(x)], bins)
     names = [f"{edge:.6g}" for edge in edges]
     size = max(map(len, names))
-    lines = []
-    for count, low, high in zip(counts, names, names[1:], strict=False):
-        eighths = -(-int(count) * width * 8 // int(counts.max()))  # rounded up, so that each count above 0 is visible
-        bar = _BLOCKS[-1] * (eighths // 8) + _BLOCKS[eighths % 8].strip()
-        lines.append(f"{low:>{size}} .. {high:<{size}}  {bar} {count}")
-    return lines
+    bars = ["█" * math.ceil(width * count / max(1, counts.max())) for count in counts]
+    rows = zip(names, names[1:], bars, counts, strict=False)
+    return [f"{low:>{size}} .. {high:<{size}}  {bar} {count}" for low, high, bar, count in rows]
 
 
 def format_summary(store: EpisodeStore, summary: dict[str, Any]) -> list[str]:

@@ -295,9 +295,6 @@ class EvaluationRunners(RunnerGroup, _Evaluating):
     """
 
     _of = " of the evaluation"
-    _owed = "nothing"
-    _unproven = ""
-    _without = "the others play its share"
 
     def __init__(
         self, make: Callable[..., Player], options: RunnerOptions, *, num_envs: Sequence[int], length: int,

@@ -3,8 +3,8 @@
 Storage, n-step windows and frame stacks are those of the ring; only the sampling differs.
 """
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,6 @@ from flax import struct
 
 from jrl.ops import random, schedules
 from jrl.replay import storage, sum_tree
-from jrl.replay.frames import FrameStack as FrameStack
 from jrl.replay.layout import Layout
 from jrl.replay.layout import State as Rows
 from jrl.types import Array, Buffer, Key, PyTree, Rollout
@@ -49,27 +48,18 @@ def make(
     obs: PyTree,
     action: PyTree,
     *,
-    capacity: int,
-    num_envs: int,
     batch_size: int,
-    gamma,
     alpha,
     beta,
     eps=1e-6,
     num_devices: int = 1,
     by_updates: bool = False,
-    n_step: int | tuple[int, int] = 1,
-    frame_stack: FrameStack | None = None,
-    extras: Mapping[str, PyTree] | None = None,
-    in_step: bool = True,
-    to_end: bool = False,
-    next_action: bool = False,
+    **options: Any,
 ) -> Buffer:
     """Makes a ring of the latest rows, sampled by priority (arXiv:1511.05952, section 3.3, proportional variant).
 
     Args:
-      obs, action, capacity, num_envs, batch_size, gamma, n_step, frame_stack, extras, in_step, next_action, to_end:
-        see `ring.make`.
+      obs, action, batch_size, options: see `ring.make`.
       alpha, beta, eps, num_devices, by_updates: see `sampler`.
     Returns:
       A Buffer. New rows get the highest priority so far; masked rows are never drawn. Weights are importance weights, 1
@@ -77,19 +67,7 @@ def make(
     Raises:
       InputError: as for `ring.make`.
     """
-    rows = storage.make(
-        obs,
-        action,
-        capacity=capacity,
-        num_envs=num_envs,
-        gamma=gamma,
-        n_step=n_step,
-        frame_stack=frame_stack,
-        extras=extras,
-        in_step=in_step,
-        to_end=to_end,
-        next_action=next_action,
-    )
+    rows = storage.make(obs, action, **options)
     by_priority = sampler(
         rows.layout, batch_size, alpha=alpha, beta=beta, eps=eps, num_devices=num_devices, by_updates=by_updates
     )

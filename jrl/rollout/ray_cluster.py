@@ -36,16 +36,6 @@ class RunnerOptions(NamedTuple):
     sample_timeout_s: float = 180.0  # maximum seconds for a rollout
     health_check_timeout_s: float = 60.0  # maximum seconds to start; also added for the first rollout, which compiles
 
-    def check(self) -> None:
-        """Raises ValueError if a number is out of range, or both reactions to a failure are set."""
-        if self.ignore_env_runner_failures and self.recreate_failed_env_runners:
-            raise ValueError(
-                "ignore_env_runner_failures, recreate_failed_env_runners: expected one, got both: drop one"
-            )
-        for name in ("num", "max_requests_in_flight"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
-
     def resources(self) -> dict[str, float]:
         """Returns the resources of one runner, by Ray's names, without zeros."""
         found = {"CPU": self.num_cpus, "GPU": self.num_gpus, **self.custom_resources}
@@ -138,7 +128,7 @@ class Cluster:
         settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_process_group_cleanup_enabled": "1"}
         logging.getLogger("ray").setLevel(logging.ERROR)
         quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
-        with _signals_kept(), _deaf_to_hangups(), _environ(settings), reached, warnings.catch_warnings():
+        with _signals_kept(), _environ(settings), reached, warnings.catch_warnings():
             # threads of jax are harmless here: the forked process starts another program at once
             warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
             try:
@@ -302,22 +292,6 @@ def _environ(settings: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name in new:
             del os.environ[name]
-
-
-@contextlib.contextmanager
-def _deaf_to_hangups() -> Iterator[None]:
-    """Blocks SIGHUP in processes started within, so that a closed terminal ends Ray after the run's checkpoint.
-
-    Child processes inherit the signal mask. A SIGHUP during the block is delivered to this process afterwards.
-    """
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager

@@ -79,8 +79,7 @@ class RunnerGroup:
 
     A runner fails if it raises, its process ends, or it exceeds its time limit (then it is killed). The options decide
     whether this ends the run, another runner replaces it, or the others continue. Runners that fail before any answer
-    are
-    not replaced endlessly: the run ends when K of them have failed.
+    are not replaced endlessly: the run ends when K of them have failed.
 
     Subclasses decide what to order (`RunnerProcess.order`), how to use the answers (`_event`), the arguments of an
     actor (`_given`), and the reaction to a start (`_started`) and to the loss of a runner (`_lose`).
@@ -100,9 +99,6 @@ class RunnerGroup:
     """
 
     _of = ""  # suffix of "environment runner 3" in messages
-    _owed = "no rollout"  # result of a late runner, in messages
-    _unproven = ", and no rollout has come yet"
-    _without = "the others go on without it"
     _in_flight = 1  # maximum number of pending orders per runner
 
     def __init__(
@@ -116,7 +112,6 @@ class RunnerGroup:
     ):
         import ray
 
-        options.check()
         self._make, self._options, self._timers = make, options, timers or Timers()
         self._runners: dict[int, RunnerProcess] = {}  # living runners by index
         self._restarts = self._dropped = 0  # numbers of replaced runners and of lost orders
@@ -182,7 +177,7 @@ class RunnerGroup:
         if found is None:
             for runner in watched:
                 if time.monotonic() > (end := runner.deadline(self._options)):
-                    what = "has not started" if runner.starting is not None else f"has sent {self._owed}"
+                    what = "has not started" if runner.starting is not None else "has sent nothing"
                     key = "health_check_timeout_s" if runner.starting is not None else "sample_timeout_s"
                     self._fail(runner, f"it {what} within {end - runner.since:g} s (env_runners.{key})")
             return None
@@ -213,7 +208,7 @@ class RunnerGroup:
         del self._runners[runner.index]
         if options.recreate_failed_env_runners:
             if not self._proven(runner) and self._restarts >= options.num:
-                raise RunnersLost(f"{name} failed, as others did before{self._unproven}: {cause}")
+                raise RunnersLost(f"{name} failed, as others did before: {cause}")
             if self._restarts >= options.max_restarts:
                 raise RunnersLost(
                     f"{name} failed: {cause}\n{self._restarts} runners have been replaced already, and "
@@ -228,7 +223,7 @@ class RunnerGroup:
                     f"{name}, the last one, failed: {cause}\n"
                     "env_runners.recreate_failed_env_runners=true starts another in the place of one that fails"
                 )
-            warnings.warn(f"{name} failed, {self._without}: {cause}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"{name} failed, the others go on without it: {cause}", RuntimeWarning, stacklevel=2)
             self._lose(runner)
         else:
             raise RunnersLost(

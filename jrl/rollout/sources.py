@@ -5,13 +5,12 @@
 
 import collections
 import concurrent.futures
-import contextlib
 import dataclasses
 import functools
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -116,8 +115,13 @@ def outside_compile_cache(fn: Callable) -> Callable:
         nonlocal compiled
         if compiled:
             return fn(*args)
-        with _cache_disabled():
-            out = fn(*args)
+        with _compiling:  # the setting is global
+            before = getattr(jax.config, _SECONDS_UNTIL_CACHED)
+            jax.config.update(_SECONDS_UNTIL_CACHED, float("inf"))
+            try:
+                out = fn(*args)
+            finally:
+                jax.config.update(_SECONDS_UNTIL_CACHED, before)
         compiled = True
         return out
 
@@ -125,23 +129,7 @@ def outside_compile_cache(fn: Callable) -> Callable:
 
 
 _SECONDS_UNTIL_CACHED = "jax_persistent_cache_min_compile_time_secs"
-_compiling: list[float] = []  # original setting, once per thread that compiles such a program now
-_compiling_lock = threading.Lock()
-
-
-@contextlib.contextmanager
-def _cache_disabled() -> Iterator[None]:
-    # the setting is global: if several pools compile at once, the last restores the value that the first found
-    with _compiling_lock:
-        _compiling.append(_compiling[0] if _compiling else getattr(jax.config, _SECONDS_UNTIL_CACHED))
-        jax.config.update(_SECONDS_UNTIL_CACHED, float("inf"))
-    try:
-        yield
-    finally:
-        with _compiling_lock:
-            before = _compiling.pop()
-            if not _compiling:
-                jax.config.update(_SECONDS_UNTIL_CACHED, before)
+_compiling = threading.Lock()
 
 
 def make(

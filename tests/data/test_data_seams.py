@@ -118,13 +118,6 @@ def assert_debugged(directory, errors, capsys):
 
 
 @pytest.mark.slow
-def test_a_reward_that_is_no_number_ends_a_run_with_memory_with_a_bundle(tmp_path, capsys):
-    memory = ["network.core={name: gru, size: 8}", "network.max_seq_len=3", "replay.burn_in=0"]
-    assert train_on(with_a_nan(tmp_path / "set"), tmp_path / "run", *memory) == 1
-    assert_debugged(tmp_path / "run", capsys.readouterr().err, capsys)
-
-
-@pytest.mark.slow
 def test_the_bundle_is_of_the_very_update_however_many_a_call_makes(tmp_path, capsys):
     path, found = with_a_nan(tmp_path / "set"), {}
     for name, more in {
@@ -146,17 +139,6 @@ def test_the_bundle_is_of_the_very_update_however_many_a_call_makes(tmp_path, ca
     for others, weights in found.values():
         jax.tree.map(np.testing.assert_array_equal, others, exactly)
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), weights, params)
-
-
-@pytest.mark.slow
-def test_a_run_from_data_is_rolled_back(tmp_path, capsys):
-    """From its beginning where there is no checkpoint, and not for ever."""
-    path = with_a_nan(tmp_path / "set")
-    more = ["run.on_nonfinite=rollback", "run.max_rollbacks=2", "checkpoint.every=10"]
-    assert train_on(path, tmp_path / "run", *more, algo="marwil") == 1
-    printed = capsys.readouterr()
-    assert "rollback 1 of 2" in printed.out and "rollback 2 of 2" in printed.out
-    assert_debugged(tmp_path / "run", printed.err, capsys)
 
 
 # ---------------------------------------------------------------- the user's code

@@ -173,16 +173,3 @@ def test_the_step_counter_saturates():
     for _ in range(2):
         state = buffer.add(state, plain(2))
     assert int(state.priorities.steps) == 2**32 - 1
-
-
-@pytest.mark.slow
-def test_alpha_beta_and_eps_may_be_traced():
-    def weight(alpha, beta, eps):
-        buffer = small(alpha=alpha, beta=beta, eps=eps, capacity=20)
-        state = buffer.add(buffer.init(), plain(2))
-        state = buffer.set_priority(state, jnp.arange(4), jnp.arange(4.0))
-        return buffer.sample(state, jax.random.key(0)).weight
-
-    args = jnp.array([0.5, 1.0]), jnp.array([0.4, 1.0]), jnp.array([0.1, 0.2])
-    both = jax.vmap(weight)(*args)
-    np.testing.assert_allclose(both[1], weight(1.0, 1.0, 0.2), rtol=1e-5)

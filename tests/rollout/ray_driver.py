@@ -29,7 +29,6 @@ if __name__ == "__main__":
     ended, before = [], {*os.environ}
     handler = lambda number, frame: ended.append(number)
     signal.signal(signal.SIGTERM, handler)
-    signal.signal(signal.SIGHUP, handler)  # as a run does, which saves a checkpoint first
     options = RunnerOptions(num=1, num_cpus=0.5)
     source = EnvRunners(
         ray_sources.with_child, options, num_envs=ray_sources.B, like=ray_sources.like(), join=ray_sources.join

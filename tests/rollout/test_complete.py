@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tasks
 
-from jrl.algos import a2c, impala, ppo
+from jrl.algos import ppo
 from jrl.envs.jax_env import build
 from jrl.errors import InputError
 from jrl.learn import learner, parallel
@@ -275,40 +275,6 @@ def test_columns_of_several_devices_stay_where_they_are(four_devices):
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(a), jax.device_get(b))
     assert {len(x.sharding.device_set) for x in jax.tree.leaves(b)} == {4}
     assert b.obs.addressable_shards[0].data.shape == (T + H, 2, 2)
-
-
-@pytest.mark.parametrize(
-    ("algo", "cfg"),
-    [
-        pytest.param(
-            ppo,
-            ppo.Config(num_epochs=1, num_minibatches=2, normalize_obs=True, normalize_reward=True),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(a2c, a2c.Config(), marks=pytest.mark.slow),
-        (impala, impala.Config()),
-    ],
-)
-def test_learning_takes_nothing_from_padding(algo, cfg):
-    """The update is bit for bit the same, whatever stands on the void rows."""
-    env = build(tasks.drift(), B)
-    made = algo.make(cfg, env.spec, NetworkConfig(hidden=(8,)))
-    state = made.init(jax.random.key(1))
-    options = {"length": T, "carry": made.carry, "running_return_gamma": made.running_return_gamma}
-    source = Complete(JaxSource(env, made.act, key=KEY, **options), limit=H, carry=made.carry)
-    rollout, _ = source.next(made.actor(state), KEY)
-    noise = lambda x: 5 * jnp.ones_like(x) if jnp.issubdtype(x.dtype, jnp.floating) else x * 0
-    void = lambda x: jnp.where(jnp.expand_dims(rollout.mask, tuple(range(2, x.ndim))), x, noise(x))
-    other = rollout.replace(action=void(rollout.action), reward=void(rollout.reward))
-    # rows behind the last episode have no row that looks at their observation
-    behind = jnp.cumsum(rollout.mask[::-1], 0)[::-1] == 0
-    behind = jnp.concatenate([jnp.zeros_like(behind[:1]), behind[:-1]])  # but for the one that follows its end
-    other = other.replace(obs=jnp.where(behind[..., None], 7.0, rollout.obs))
-    update = jax.jit(made.update)
-    (a, aux), (b, _) = (update(state, r, KEY) for r in (rollout, other))
-    assert int(rollout.mask.sum()) == int(a.env_steps) > 0
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves((a, aux.metrics)))
-    jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
 @pytest.mark.slow

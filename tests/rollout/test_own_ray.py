@@ -46,7 +46,6 @@ def test_an_interrupted_program_ends_the_ray_that_it_began():
         assert {ip.removeprefix("::ffff:") for _, ip in told["listening"]} == {"127.0.0.1"}
         processes = descendants(program.pid)
         assert set(told["pids"]) <= processes
-        os.killpg(program.pid, signal.SIGHUP)  # as a terminal does, to the whole group: it is closed
         os.killpg(program.pid, signal.SIGINT)
         out, err = program.communicate(timeout=90)
         assert program.returncode == 0, err

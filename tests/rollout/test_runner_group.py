@@ -122,7 +122,7 @@ def group_of(monkeypatch, kind, faults, **options):
 def test_a_runner_that_fails_or_is_late_ends_the_run(monkeypatch, kind, of, fault, call):
     options = {"sample_timeout_s": 0.05, "health_check_timeout_s": 0.05 if call == 0 else 0.0}
     cluster, group, work = group_of(monkeypatch, kind, {(1, 0, call): fault}, **options)
-    late = "has not started" if call == 0 else f"has sent {'nothing' if of else 'no rollout'}"
+    late = "has not started" if call == 0 else "has sent nothing"
     key = "health_check_timeout_s" if call == 0 else "sample_timeout_s"
     cause = "it broke" if fault == "fail" else rf"it {late} within 0.05 s \(env_runners.{key}\)"
     with pytest.raises(RunnersLost, match=f"(?s)^environment runner 1{of} failed: {cause}\n.*recreate.*ignore_env"):
@@ -151,7 +151,7 @@ def test_another_starts_in_the_place_of_one_that_fails_as_often_as_the_options_s
 def test_runners_that_never_work_are_not_replaced_for_ever(monkeypatch, kind, of):
     faults = {(index, restarts, 0): "fail" for index in range(2) for restarts in range(9)}
     cluster, _, work = group_of(monkeypatch, kind, faults, **AGAIN)
-    lost = f"as others did before{'' if of else ', and no rollout has come yet'}: it broke"
+    lost = "as others did before: it broke"
     with pytest.warns(RuntimeWarning, match="another starts"), pytest.raises(RunnersLost, match=lost):
         work()
     assert len(cluster.started) == 4  # each once, and one in the place of each
@@ -160,8 +160,7 @@ def test_runners_that_never_work_are_not_replaced_for_ever(monkeypatch, kind, of
 @pytest.mark.parametrize(("kind", "of"), KINDS)
 def test_the_others_go_on_until_nobody_is_left(monkeypatch, kind, of):
     cluster, group, work = group_of(monkeypatch, kind, {(1, 0, 1): "fail"}, **WITHOUT)
-    without = "the others play its share" if of else "the others go on without it"
-    with pytest.warns(RuntimeWarning, match=f"^environment runner 1{of} failed, {without}: it broke"):
+    with pytest.warns(RuntimeWarning, match=f"^environment runner 1{of} failed, the others go on without it: it broke"):
         work()
     assert group.foreach_worker(lambda source: 5) == [5]
     (runner,) = group._ready()

@@ -1,7 +1,7 @@
 """Parts that A2C, PPO, IMPALA and APPO share: policy and value networks, values of a rollout, rows of a loss."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Unpack
 
 import jax.numpy as jnp
 from flax import struct
@@ -11,8 +11,7 @@ from jrl import networks as nets
 from jrl.algos import agent as agents
 from jrl.algos import observer as observers
 from jrl.algos import parts, sequences
-from jrl.algos.agent import ActorState, Agent, Common, Records, State
-from jrl.algos.custom_loss import Loss
+from jrl.algos.agent import ActorState, Agent, Common, MakeOptions, Records, State
 from jrl.algos.observer import Observer
 from jrl.networks import Head, NetworkConfig
 from jrl.ops import returns
@@ -141,19 +140,10 @@ def networks(cfg: Any, observer: Observer, network: NetworkConfig) -> ActorCriti
     return make(observer.spec, network, observer.mask)
 
 
-def make_agent(
-    cfg: Common,
-    spec: EnvSpec,
-    network: NetworkConfig,
-    *,
-    axis_name: str | None,
-    loss: Loss | None = None,
-) -> Agent:
+def make_agent(cfg: Common, spec: EnvSpec, network: NetworkConfig, **options: Unpack[MakeOptions]) -> Agent:
     """Makes an Agent whose policy is a distribution; arguments and errors as for `agent.make`."""
     records = Records(log_prob=True, seen=True)
-    return agents.make(
-        cfg, spec, network, networks, kind="distribution", records=records, axis_name=axis_name, loss=loss
-    )
+    return agents.make(cfg, spec, network, networks, kind="distribution", records=records, **options)
 
 
 def init(cfg: Common, agent: Agent, key: Key) -> State:

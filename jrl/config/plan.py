@@ -5,7 +5,6 @@ Derived numbers are never stored in the config, of which `Sizes` reads attribute
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -145,21 +144,6 @@ class Sizes:
             return round(self.cfg.replay.updates_per_step * self.rows)
         minibatches, epochs, _, drawn = self.passes
         return minibatches * epochs * drawn if minibatches else None
-
-    @functools.cached_property
-    def num_parameters(self) -> int:
-        """Returns a lower bound of the parameters by the config's widths: those at inputs and outputs are not known."""
-        network, core = self.cfg.network, self.cfg.network.core
-        size = getattr(core, "size", 0)
-        inner = {
-            "lstm": 4 * size * size, "gru": 3 * size * size, "lru": 2 * size * getattr(core, "state", 0),
-            "gtrxl": size
-            * (3 * getattr(core, "heads", 0) * getattr(core, "head_size", 0) + 2 * getattr(core, "mlp", 0)),
-        }.get(core.name, 0) * getattr(core, "layers", 1)  # fmt: skip
-        products = lambda *stacks: sum(a * b for widths in stacks for a, b in itertools.pairwise(widths))
-        dense = products(network.hidden, network.head_hidden, network.encoder_hidden)
-        critic = products(network.of_critics().hidden, network.head_hidden, network.encoder_hidden)
-        return dense + (0 if network.shared else critic * getattr(self.cfg.algo, "num_critics", 1)) + inner
 
     # ------------------------------------------------------------ devices
 

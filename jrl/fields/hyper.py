@@ -5,10 +5,8 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Interval, Len
 
-from jrl.fields.bounds import Count, Few, Name, Positive, Schedule, Unit, Width, Widths
+from jrl.fields.bounds import Count, Few, Name, Positive, Unit, Width, Widths
 from jrl.fields.validation import section
-
-__all__ = ["NO_OPTIONS", "Core", "Gru", "Gtrxl", "Lru", "Lstm", "NetworkConfig", "NoCore", "Options", "Schedule"]
 
 
 class Options(dict):
@@ -122,12 +120,12 @@ class NetworkConfig:
         return not isinstance(self.core, NoCore)
 
     def of_critics(self) -> "NetworkConfig":
-        """Return the section for critics and value networks."""
+        """Returns the section for critics and value networks."""
         hidden = self.hidden if self.critic_hidden is None else self.critic_hidden
         return dataclasses.replace(self, hidden=hidden, layer_norm=self.layer_norm or self.critic_layer_norm)
 
     def sharing_faults(self) -> list[str]:
-        """Return a message for each key that needs a separate torso for the value but has a shared torso."""
+        """Returns a message for each key that needs a separate torso for the value but has a shared torso."""
         fixes = {
             "value_inputs": "leave network.value_inputs out: a shared torso would let the policy read them",
             "critic_layer_norm": "network.layer_norm: true for both",

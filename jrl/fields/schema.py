@@ -38,7 +38,7 @@ class Problem(NamedTuple):
 
 
 def plain(value: Any) -> Any:
-    """Return a tree of dataclasses as dicts, lists and scalars, for YAML and JSON."""
+    """Returns a tree of dataclasses as dicts, lists and scalars, for YAML and JSON."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
     if isinstance(value, Mapping):
@@ -49,7 +49,7 @@ def plain(value: Any) -> Any:
 
 
 def flatten(data: Any, prefix: str = "") -> dict[str, Any]:
-    """Return dotted key -> leaf. An empty mapping is a leaf.
+    """Returns dotted key -> leaf. An empty mapping is a leaf.
 
     >>> flatten({"algo": {"name": "ppo", "lr": 0.1}, "custom": {}})
     {'algo.name': 'ppo', 'algo.lr': 0.1, 'custom': {}}
@@ -60,7 +60,7 @@ def flatten(data: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge `override` over `base`, recursively, into a new dict.
+    """Merges `override` over `base`, recursively, into a new dict.
 
     A section whose `name` differs in the two is of another kind: the section of `override` replaces it whole.
 
@@ -90,7 +90,7 @@ def build(
     known: Iterable[str] = (),
     answer: Callable[[str], str | None] = lambda key: None,
 ) -> Any:
-    """Build an instance of `cls` from plain data.
+    """Builds an instance of `cls` from plain data.
 
     Args:
       problems: list to which problems are appended.
@@ -134,7 +134,7 @@ def _value_at(data: Any, path: tuple[Any, ...]) -> Any:
 
 
 def _without(data: Any, paths: Iterable[tuple[Any, ...]]) -> Any:
-    """Return nested data without the values at `paths`; missing paths are ignored."""
+    """Returns nested data without the values at `paths`; missing paths are ignored."""
     below: dict[Any, list[tuple[Any, ...]]] = {}
     for first, *rest in paths:
         below.setdefault(str(first), []).append(tuple(rest))
@@ -145,12 +145,12 @@ def _without(data: Any, paths: Iterable[tuple[Any, ...]]) -> Any:
 
 
 def text(value: Any) -> str:
-    """Return a name from a config as text; numbers are shortened, because `str` may refuse a very long int."""
+    """Returns a name from a config as text; numbers are shortened, because `str` may refuse a very long int."""
     return value if isinstance(value, str) else short(value)
 
 
 def _keys(annotations: Mapping[str, Any], cls: Any, data: Any, prefix: str) -> Iterator[str]:
-    """Yield the dotted keys of all leaves of the dataclass; `data` selects the class of sections with a `name`."""
+    """Yields the dotted keys of all leaves of the dataclass; `data` selects the class of sections with a `name`."""
     for field in dataclasses.fields(cls):
         value = data.get(field.name) if isinstance(data, Mapping) else None
         section = section_class(annotations[field.name])
@@ -180,7 +180,7 @@ def _hint(key: str, valid: list[str], synonyms: Mapping[str, str], answer: Calla
 
 
 def nearest(key: str, valid: Iterable[str], synonyms: Mapping[str, str]) -> str | None:
-    """Return the valid dotted key most similar to `key`: first in the same section, then in the whole tree.
+    """Returns the valid dotted key most similar to `key`: first in the same section, then in the whole tree.
 
     >>> nearest("algo.learning_rat", ["algo.lr", "algo.gamma", "env.id"], {"learning_rate": "lr"})
     'algo.lr'

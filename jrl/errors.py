@@ -1,6 +1,7 @@
-"""Errors that a command reports without a traceback. Imports nothing, so that every module can raise them."""
+"""Errors that a command reports without a traceback. Imports nothing of jrl, so that every module can raise them."""
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 _LONGEST = 1200  # maximum characters of an error message
@@ -58,6 +59,16 @@ def format_names(names: Sequence[str], most: int = 8) -> str:
     'a, b and 1 more'
     """
     return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Returns ": did you mean X?" with the most similar of `names`; "" if none is similar.
+
+    >>> did_you_mean("lenght", ["length", "mode"]), did_you_mean("x", ["length"])
+    (': did you mean length?', '')
+    """
+    near = difflib.get_close_matches(name[:80], [*names], 1)
+    return f": did you mean {near[0]}?" if near else ""
 
 
 def message(text: str) -> str:

@@ -8,15 +8,15 @@ that no other process could import (defined in a notebook or inside a function) 
 `install` send such objects to the other processes of a run.
 """
 
-import difflib
 import importlib
+import inspect
 import re
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jrl.errors import InputError, short
+from jrl.errors import InputError, did_you_mean, short
 
 _registered: dict[str, Any] = {}
 
@@ -110,19 +110,34 @@ def load(path: str, key: str) -> Any:
         )
     module_name, colon, name = path.partition(":") if ":" in path else path.rpartition(".")
     if not (colon and module_name and name):
-        near = difflib.get_close_matches(path[:80], _registered, 1)
-        hint = f": did you mean {near[0]}?" if near else ""
+        hint = did_you_mean(path, _registered)
         raise InputError(f"{key}: expected package.module:name, such as my_project.mine:fn, got {short(path)}{hint}")
     module = import_module(module_name, f"{key} {short(path)[1:-1]}")
     found = getattr(module, name, None)
     if not callable(found):
         names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        near = difflib.get_close_matches(name[:80], names, 1)
-        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(names[:20]) or 'none'}"
-        raise InputError(
-            f"{key} {short(path)[1:-1]}: {module_name} has no function or class {short(name)[1:-1]}: {hint}"
-        )
+        hint = did_you_mean(name, names) or f": it has {', '.join(names[:20]) or 'none'}"
+        raise InputError(f"{key} {short(path)[1:-1]}: {module_name} has no function or class {short(name)[1:-1]}{hint}")
     return found
+
+
+def check_call(function: Any, key: str, arguments: Sequence[str], options: Mapping[str, Any] | None = None) -> None:
+    """Raises InputError unless a user's function can be called with so many arguments and these options.
+
+    Args:
+      key: config key and value, for errors.
+      arguments: names of the arguments, for errors.
+      options: keyword arguments.
+    """
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some C functions have no signature
+        return
+    try:
+        signature.bind(*arguments, **(options or {}))
+    except TypeError as e:
+        call = ", ".join((*arguments, *(options or {})))
+        raise InputError(f"{key}: it takes {signature} and cannot be called as ({call}): {e}") from e
 
 
 def class_path(text: str) -> str | None:

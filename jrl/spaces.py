@@ -68,24 +68,18 @@ def join_paths(paths: Sequence[tuple[str, ...]]) -> list[str]:
     >>> join_paths([("goal", "at"), ("pos",)]), join_paths([("goal", "at"), ("goal/at",)])
     (['goal/at', 'pos'], ['goal/at', 'goal~1at'])
     """
-    return list(map(_plain if len(set(map(_plain, paths))) == len(set(paths)) else _escaped, paths))
+    return list(map(_joining(paths), paths))
+
+
+def _joining(paths: Sequence[tuple[str, ...]]) -> Callable[[Sequence[str]], str]:
+    """Returns the function that joins the names of one of these paths."""
+    escaped = lambda names: "/".join(map(escape, names))
+    return "/".join if len(set(map("/".join, paths))) == len(set(paths)) else escaped
 
 
 def _join(space: Space) -> Callable[[Sequence[str]], str]:
     """Returns the function that joins the names of a leaf or part of `space` to its path."""
-    paths = [names for names, _ in _leaves(space)]
-    return _plain if len(set(map(_plain, paths))) == len(paths) else _escaped
-
-
-def _plain(names: Sequence[str]) -> str:
-    path = ""
-    for name in reversed(names):
-        path = f"{name}/{path}" if path else name
-    return path
-
-
-def _escaped(names: Sequence[str]) -> str:
-    return "/".join(map(escape, names))
+    return _joining([names for names, _ in _leaves(space)])
 
 
 def escape(name: str) -> str:
@@ -443,30 +437,3 @@ def split_mask(space: Space, obs: PyTree) -> tuple[PyTree, Array | None]:
         return obs, None
     rest = {name: x for name, x in obs.items() if name != ACTION_MASK}
     return (next(iter(rest.values())) if len(rest) == 1 else rest), obs[ACTION_MASK] != 0
-
-
-__all__ = [
-    "ACTION_MASK",
-    "AGENTS",
-    "PRESENT",
-    "STATE",
-    "any_allowed",
-    "batch_shape",
-    "escape",
-    "fill_parts",
-    "from_leaves",
-    "is_within",
-    "join_paths",
-    "leaves",
-    "map_leaves",
-    "masks_actions",
-    "num_bytes",
-    "num_choices",
-    "part_names",
-    "remove_parts",
-    "split_mask",
-    "stack_space",
-    "unstack_space",
-    "without",
-    "without_mask",
-]

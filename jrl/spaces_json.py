@@ -13,7 +13,7 @@ _MAX_SIZE = 2**31 - 1  # elements of an observation or action
 
 
 def plain(tree: Any) -> Any:
-    """Return a tree that JSON can express: numbers that are not finite become strings that `float` reads."""
+    """Returns a tree that JSON can express: numbers that are not finite become strings that `float` reads."""
     if isinstance(tree, Mapping):
         return {k: plain(v) for k, v in tree.items()}
     if isinstance(tree, list | tuple):
@@ -24,7 +24,7 @@ def plain(tree: Any) -> Any:
 
 
 def space_to_json(space: Space) -> dict[str, Any]:
-    """Return a space as JSON: `kind` and the space's fields; parts of Dict and Tuple are under `spaces`."""
+    """Returns a space as JSON: `kind` and the space's fields; parts of Dict and Tuple are under `spaces`."""
     match space:
         case Dict():
             return {"kind": "Dict", "spaces": {name: space_to_json(part) for name, part in space.items}}
@@ -34,7 +34,7 @@ def space_to_json(space: Space) -> dict[str, Any]:
 
 
 def space_from_json(found: Any) -> Space:
-    """Return the space that `space_to_json` wrote. Raises ValueError, TypeError: another form."""
+    """Returns the space that `space_to_json` wrote. Raises ValueError, TypeError: another form."""
     match found:
         case {"kind": "Discrete", "n": n, "dtype": dtype}:
             return Discrete(_whole(n, least=1), _dtype(dtype))
@@ -79,7 +79,7 @@ def _bound(x: Any) -> float | tuple[float, ...]:
 
 
 def space_from_gymnasium(found: Any, what: str) -> Space:
-    """Return the space of a Gymnasium space. Its choices begin at 0; `gymnasium_starts` has their starts in the files.
+    """Returns the space of a Gymnasium space. Its choices begin at 0; `gymnasium_starts` has their starts in the files.
 
     Args:
       found: Gymnasium space as plain data.
@@ -119,13 +119,13 @@ def space_from_gymnasium(found: Any, what: str) -> Space:
 
 
 def _common(bound: Any) -> float | list[float]:
-    """Return a bound as one number if all elements are equal."""
+    """Returns a bound as one number if all elements are equal."""
     numbers = np.asarray(bound, np.float64).reshape(-1)
     return float(numbers[0]) if numbers.size and (numbers == numbers[0]).all() else numbers.tolist()
 
 
 def gymnasium_starts(found: Any) -> PyTree:
-    """Return the first choice of each part of a space in the files, as a tree like the space; 0 if not given."""
+    """Returns the first choice of each part of a space in the files, as a tree like the space; 0 if not given."""
     match found["type"]:
         case "Dict":
             return {name: gymnasium_starts(part) for name, part in found["subspaces"].items()}
@@ -136,7 +136,7 @@ def gymnasium_starts(found: Any) -> PyTree:
 
 
 def space_to_gymnasium(space: Space) -> dict[str, Any]:
-    """Return a space in Gymnasium's form, as Minari writes it."""
+    """Returns a space in Gymnasium's form, as Minari writes it."""
     found: dict[str, Any] = {"type": type(space).__name__}
     match space:
         case Dict():
@@ -154,7 +154,7 @@ def space_to_gymnasium(space: Space) -> dict[str, Any]:
 
 
 def _in_dtype(bound: np.ndarray, dtype: np.dtype) -> Any:
-    """Return a bound as nested lists. Integers have no infinity, so infinite bounds become the dtype's limits."""
+    """Returns a bound as nested lists. Integers have no infinity, so infinite bounds become the dtype's limits."""
     if dtype.kind not in "iu":
         return bound.astype(dtype).tolist()
     limits = np.iinfo(dtype)

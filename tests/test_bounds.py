@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl import algos, api
+from jrl import algos
 from jrl.algos import exploration, ppo
 from jrl.config import sections
 from jrl.errors import InputError
@@ -24,7 +24,6 @@ CLASSES = {
 }
 # any finite number has a meaning
 ANY = {"reward_scale", "v_min", "v_max", "target_entropy", "cql_target_gap", "target_return", "stop"}
-LONG = tuple((step, 1.0) for step in range(1001))
 
 
 def takes_numbers(hint):
@@ -49,8 +48,8 @@ def odd(hint):
         return [x for one in typing.get_args(hint) for x in odd(one)]
     if typing.get_origin(hint) is typing.Annotated and typing.get_args(hint)[0] in (int, float):
         within = bounds.parse_range(typing.get_args(hint)[1:])
-        low = [within.low - 1] if within.low > -math.inf else []
-        return [math.nan, *low, *([within.high + 1] if within.high < math.inf else [])]
+        low, high = (within.ge if within.gt is None else within.gt), (within.le if within.lt is None else within.lt)
+        return [math.nan, *([] if low is None else [low - 1]), *([] if high in (None, math.inf) else [high + 1])]
     return []
 
 
@@ -86,14 +85,8 @@ def test_a_constructor_refuses_what_is_out_of_range(cls):
         ((1, 0), Count | tuple[Count, Count], "k: expected a whole number of at least 1 or a list ["),
         (0, Count | tuple[Count, Count], "k: expected a whole number of at least 1, got 0"),
         (((0, 1.0), (-5, 1.0)), NonNegativeSchedule, "k: expected a number of at least 0 or a schedule "),
-        (
-            tuple((step, 1.0) for step in range(1001)),
-            NonNegativeSchedule,
-            "k: expected a list of at most 1000 entries, got 1,001",
-        ),
         (True, Positive, "k: expected a number above 0, got True"),
         (math.inf, float, "k: expected a finite number, got inf"),
-        ("x" * 201, bounds.Name, "k: expected text of at most 200 characters, got "),
     ],
 )
 def test_faults_and_their_words(value, hint, message):
@@ -147,12 +140,3 @@ def test_an_array_in_a_static_field_and_a_value_of_another_type_name_the_field(n
 def test_trees_that_differ_in_a_static_field_name_it():
     with pytest.raises(ValueError, match=r"(?s)'num_epochs', 4.*'num_epochs', 8"):
         jax.tree.map(lambda x, y: x, ppo.Config(), ppo.Config(num_epochs=8))
-
-
-def test_the_builder_says_the_same_words():
-    with pytest.raises(InputError) as e:
-        api.PPOConfig().environment("CartPole-v1").training(lr=-1.0, gamma=1.5).to_run_config()
-    assert list(e.value.errors) == [
-        "algo.lr: expected a number of at least 0, got -1.0: its default is 0.0003",
-        "algo.gamma: expected a number in [0, 1], got 1.5: its default is 0.99",
-    ]

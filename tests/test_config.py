@@ -5,12 +5,11 @@ import itertools
 import subprocess
 import sys
 import textwrap
-import types
 from pathlib import Path
 
 import pytest
 
-from jrl import config, envs
+from jrl import algos, config, envs
 from jrl.config import (
     EnvConfig,
     InputError,
@@ -24,8 +23,7 @@ from jrl.config import (
     to_yaml,
 )
 from jrl.config import __main__ as config_command
-from jrl.fields.bounds import Count, Unit
-from jrl.fields.hyper import Schedule
+from jrl.fields.bounds import Count, Schedule, Unit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +57,15 @@ ALGOS = {"ppo": PPO, "dqn": DQN}
 BASE = {"algo": {"name": "ppo"}, "env": {"id": "CartPole-v1"}, "stop": {"env_steps": 100_000}}
 
 
+@pytest.fixture
+def fakes(monkeypatch):
+    """Replaces the registered algorithms by ALGOS."""
+    monkeypatch.setattr(algos, "_MODULES", dict.fromkeys(ALGOS, __name__))
+    monkeypatch.setattr(algos, "get_config_class", ALGOS.__getitem__)
+
+
 def made(**changes):
-    return from_dict(merge(BASE, changes), algos=ALGOS)
+    return from_dict(merge(BASE, changes))
 
 
 def errors(**changes):
@@ -87,7 +92,7 @@ def ppo_yaml(tmp_path):
 # ---------------------------------------------------------------- reading and writing
 
 
-def test_defaults():
+def test_defaults(fakes):
     cfg = made()
     assert cfg == RunConfig(algo=PPO(), env=EnvConfig("CartPole-v1"), stop={"env_steps": 100_000})
     assert cfg.network == NetworkConfig() and hash(cfg.network) == hash(NetworkConfig())
@@ -107,23 +112,19 @@ FULL = {
 }  # fmt: skip
 
 
-def test_round_trip():
-    cfg = from_dict(FULL, algos=ALGOS)
+def test_round_trip(tmp_path, fakes):
+    cfg = from_dict(FULL)
     assert cfg.algo == DQN(epsilon=((0.0, 1.0), (500.0, 0.1)), optimizer=Adam(eps=1e-5, beta=0.5))
     assert cfg.env.clip_rewards == (-1.0, 1.5)
     assert cfg.env.options == FULL["env"]["options"]
-    assert from_dict(to_dict(cfg, algos=ALGOS), algos=ALGOS) == cfg
-
-
-def test_round_trip_through_yaml(tmp_path):
-    cfg = from_dict(FULL, algos=ALGOS)
-    for number, text in enumerate([to_yaml(cfg, algos=ALGOS), to_yaml(cfg, origins={}, algos=ALGOS)]):
+    assert from_dict(to_dict(cfg)) == cfg
+    for number, text in enumerate([to_yaml(cfg), to_yaml(cfg, origins={})]):
         path = tmp_path / f"{number}.yaml"
         path.write_text(text)
-        assert load(path, algos=ALGOS) == cfg
+        assert load(path) == cfg
 
 
-def test_clip_rewards_takes_its_five_forms():
+def test_clip_rewards_takes_its_five_forms(fakes):
     for given, wanted in [(None, None), (True, True), (False, False), (2, 2.0), ([-1, 2], (-1.0, 2.0))]:
         got = made(env={"clip_rewards": given}).env.clip_rewards
         assert got == wanted and type(got) is type(wanted)
@@ -135,7 +136,7 @@ def test_former_names_of_choices_are_read():
     assert envs.resolve("CartPole-v1", "graph") == "jax"
 
 
-def test_coercion_by_annotation():
+def test_coercion_by_annotation(fakes):
     cfg = made(algo={"lr": "1e-3", "num_epochs": "8", "gamma": 1}, rollout={"length": 64.0}, network={"hidden": [32.0]})
     assert (cfg.algo.lr, cfg.algo.num_epochs, cfg.rollout.length, cfg.network.hidden) == (1e-3, 8, 64, (32,))
     assert type(cfg.algo.gamma) is float and type(cfg.rollout.length) is int
@@ -174,33 +175,17 @@ def test_schedules_by_the_progress_of_the_run():
             read(f"algo.lr={given}", stop=())
 
 
-def test_algo_name_is_in_the_data_once_also_where_the_config_has_the_field():
+def test_algo_name_is_in_the_data_once_also_where_the_config_has_the_field(monkeypatch, fakes):
     @dataclasses.dataclass(frozen=True)
     class Named:
         name: str = "mine"
         lr: float = 0.1
 
-    cfg = from_dict({**BASE, "algo": {"name": "MINE", "lr": 1}}, algos={"mine": Named})
+    monkeypatch.setitem(ALGOS, "mine", Named)
+    monkeypatch.setitem(algos._MODULES, "mine", __name__)
+    cfg = from_dict({**BASE, "algo": {"name": "MINE", "lr": 1}})
     assert cfg.algo == Named(lr=1.0)
     assert to_dict(cfg)["algo"] == {"name": "mine", "lr": 1.0}
-
-
-def test_algo_name_must_be_clear():
-    with pytest.raises(InputError, match="algo: expected one name of PPO, got"):
-        config.algo_name(made(), algos={"ppo": PPO, "a2c": PPO})
-
-
-def test_merge_is_deep_and_pure():
-    base = {"a": {"b": 1, "c": [1, 2]}, "d": 1}
-    override = {"a": {"b": 2}, "e": {"f": 3}}
-    assert merge(base, override) == {"a": {"b": 2, "c": [1, 2]}, "d": 1, "e": {"f": 3}}
-    assert base == {"a": {"b": 1, "c": [1, 2]}, "d": 1} and override == {"a": {"b": 2}, "e": {"f": 3}}
-
-
-def test_merge_replaces_a_section_whose_name_changes():
-    base = {"algo": {"name": "ppo", "clip_eps": 0.1}, "x": 1}
-    assert merge(base, {"algo": {"name": "dqn"}}) == {"algo": {"name": "dqn"}, "x": 1}
-    assert merge(base, {"algo": {"name": "PPO"}}) == {"algo": {"name": "PPO", "clip_eps": 0.1}, "x": 1}
 
 
 def test_a_mix_of_inputs_is_one_value():
@@ -213,14 +198,13 @@ def test_a_mix_of_inputs_is_one_value():
     assert config.load(rlpd, later).data.input == {"sampler": 0.5, str(Path("x").absolute()): 0.5}
 
 
-def test_overrides(ppo_yaml):
+def test_overrides(ppo_yaml, fakes):
     cfg = load(
         ppo_yaml,
         ["algo.gamma=9e-1", "network.hidden=[8, 8]", "env.options.extra=1e-3", "algo.clip_eps=[[0, 0.2], [1e5, 0]]"],
         env="Acrobot-v1",
         stop=["episode/return=100"],
         out="runs/here",
-        algos=ALGOS,
     )
     assert cfg.algo == PPO(lr=1e-3, gamma=0.9, clip_eps=((0.0, 0.2), (1e5, 0.0)))
     assert cfg.network.hidden == (8, 8)
@@ -229,39 +213,12 @@ def test_overrides(ppo_yaml):
     assert cfg.run.out == str(Path("runs/here").absolute())
 
 
-def test_another_algo_drops_the_settings_of_the_first(ppo_yaml):
-    assert load(ppo_yaml, ["algo.n_step=3"], algo="dqn", algos=ALGOS).algo == DQN(n_step=3)
-    assert load(ppo_yaml, algo="PPO", algos=ALGOS).algo == PPO(lr=1e-3)
-
-
-def test_without_a_file():
-    assert load(None, algo="ppo", env="CartPole-v1", stop=["env_steps=1e5"], algos=ALGOS) == made()
-
-
 # ---------------------------------------------------------------- errors, each with its full text
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"algo": {"name": "dqn", "n_stepz": 1}}, "unknown key algo.n_stepz: did you mean algo.n_step?"),
-        ({"algo": {"name": "dqn", "optimizer": {"epz": 1}}},
-         "unknown key algo.optimizer.epz: did you mean algo.optimizer.eps?"),
-        ({"algo": {"lr": "fast"}},
-         "algo.lr: expected a number or a schedule [[env_steps, value], ...], got 'fast'"),
-        ({"algo": {"target_kl": "x"}}, "algo.target_kl: expected a number or null, got 'x'"),
-        ({"algo": {"target_kl": -1}}, "algo: target_kl must be above 0"),
-        ({"algo": {"name": "pppo"}}, "algo.name: expected one of ppo, dqn, got 'pppo': did you mean ppo?"),
-        ({"algo": {"name": None}}, "algo.name is missing: expected one of ppo, dqn"),
-    ],
-)  # fmt: skip
-def test_what_an_algorithm_of_other_fields_is_told(changes, message):
-    assert errors(**changes) == [message]
-
-
-def test_missing_keys_and_their_mends():
+def test_missing_keys_and_their_mends(fakes):
     with pytest.raises(InputError) as e:
-        load(None, ["stop.env_step=5"], algos=ALGOS)
+        load(None, ["stop.env_step=5"])
     assert list(e.value.errors) == [
         "algo.name is missing: expected one of ppo, dqn",
         "env.id is missing: expected the name of an environment, such as CartPole-v1",
@@ -269,7 +226,7 @@ def test_missing_keys_and_their_mends():
     ]
 
 
-def test_all_errors_at_once_of_keys_types_and_checks():
+def test_all_errors_at_once_of_keys_types_and_checks(fakes):
     found = errors(algo={"learning_rate": 1, "gamma": 2}, env={"num_envs": "many"}, run={"seed": -1})
     assert found == [
         "unknown key algo.learning_rate: did you mean algo.lr?",
@@ -279,7 +236,7 @@ def test_all_errors_at_once_of_keys_types_and_checks():
     ]
 
 
-def test_no_check_speaks_of_the_default_of_a_broken_key():
+def test_no_check_speaks_of_the_default_of_a_broken_key(fakes):
     # 8 envs (the default) x 100 steps do not divide by 3, but the user did not say 8.
     assert errors(env={"num_envs": "x"}, rollout={"length": 100}, algo={"num_minibatches": 3}) == [
         "env.num_envs: expected a whole number in [1, 16777216], got 'x'"
@@ -290,7 +247,7 @@ def test_no_check_speaks_of_the_default_of_a_broken_key():
 
 def test_a_malformed_override_hides_no_other_error():
     with pytest.raises(InputError) as e:
-        load(None, ["a..b=1", "run.seed=x"], algo="ppo", env="E", stop=["env_steps=1"], algos=ALGOS)
+        load(None, ["a..b=1", "run.seed=x"], algo="ppo", env="E", stop=["env_steps=1"])
     assert [error.partition(":")[0] for error in e.value.errors] == ["--set a..b=1", "run.seed"]
 
 
@@ -303,7 +260,7 @@ def test_files_that_are_no_config(tmp_path, monkeypatch):
 
     def message(name):
         with pytest.raises(InputError) as e:
-            load(name, algos=ALGOS)
+            load(name)
         return str(e.value)
 
     assert message("ppo_atary.yaml") == "ppo_atary.yaml: there is no such file: did you mean configs/ppo_atari.yaml?"
@@ -314,26 +271,10 @@ def test_files_that_are_no_config(tmp_path, monkeypatch):
     assert message("configs") == f"config: {tmp_path}/configs: expected a file, got a directory: choose another path"
 
 
-def test_batch_plan():
-    # 8 x 128 = 1024 rows, 4 minibatches of 256, 4 epochs of them; ceil(100000 / 1024) = 98.
-    numbers = lambda sizes: (sizes.rows, sizes.minibatch, sizes.updates, sizes.iterations)
-    assert numbers(config.Sizes(made())) == (1024, 256, 16, 98)
-    assert numbers(config.Sizes(made(algo={"name": "dqn"}))) == (1024, None, None, 98)
-
-
 # ---------------------------------------------------------------- python -m jrl.config
 
 
-@pytest.fixture
-def registry(monkeypatch):
-    module = types.ModuleType("jrl.algos")
-    module.names, module.get_config_class = lambda: tuple(ALGOS), ALGOS.__getitem__
-    module.is_own = lambda name: False
-    module.of_module = lambda of: tuple(ALGOS)
-    monkeypatch.setitem(sys.modules, "jrl.algos", module)
-
-
-def test_show_tells_the_origin_of_each_value_and_loads_again(ppo_yaml, tmp_path, registry, capsys):
+def test_show_tells_the_origin_of_each_value_and_loads_again(ppo_yaml, tmp_path, fakes, capsys):
     args = ["--set", "algo.gamma=0.9", "--env", "Acrobot-v1", "--stop", "episode/return=1"]
     assert config_command.main(["show", str(ppo_yaml), *args]) == 0
     shown = capsys.readouterr().out
@@ -353,7 +294,7 @@ def test_show_tells_the_origin_of_each_value_and_loads_again(ppo_yaml, tmp_path,
     assert load(again) == load(ppo_yaml, changed)
 
 
-def test_show_after_another_algo_names_no_dropped_origin(ppo_yaml, registry, capsys):
+def test_show_after_another_algo_names_no_dropped_origin(ppo_yaml, fakes, capsys):
     assert config_command.main(["show", str(ppo_yaml), "--algo", "dqn"]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert [line.split("# ")[1] for line in shown if line.strip().startswith("lr: ")] == ["default"]
@@ -371,46 +312,17 @@ def test_validate_prints_the_plan_and_asks_the_environments(ppo_yaml, capsys):
     ]
 
 
-def test_bad_input_is_exit_status_2(ppo_yaml, registry, capsys):
+def test_bad_input_is_exit_status_2(ppo_yaml, fakes, capsys):
     assert config_command.main(["show", str(ppo_yaml), "--set", "algo.gama=1"]) == 2
     out, err = capsys.readouterr()
     assert (out, err) == ("", "unknown key algo.gama: did you mean algo.gamma?\n")
 
 
-def run(*args):
-    return subprocess.run([sys.executable, *args], capture_output=True, text=True, timeout=60)
-
-
-def test_command_with_a_missing_file(tmp_path):
-    done = run("-m", "jrl.config", "validate", str(tmp_path / "none.yaml"))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"{tmp_path / 'none.yaml'}: there is no such file\n"
-
-
-def test_commands_with_the_real_algorithms(ppo_yaml):
-    algos = pytest.importorskip("jrl.algos")
-    if not hasattr(algos, "get_config_class"):
-        pytest.skip("jrl.algos has no registry yet")
-    done = run("-m", "jrl.config", "show", str(ppo_yaml))
-    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("algo:\n  name: ppo ")
-    done = run("-m", "jrl.config", "validate", str(ppo_yaml), "--set", "algo.gama=1", "--set", "run.seed=x")
-    assert done.returncode == 2
-    assert done.stderr.splitlines() == [
-        "unknown key algo.gama: did you mean algo.gamma?",
-        "run.seed: expected a whole number of at least 0, got 'x'",
-    ]
-
-
 def test_import_is_light():
     heavy = ["jax", "flax", "envpool", "gymnasium", "pydantic", "numpy"]
-    done = run("-c", f"import sys, jrl.config; print([m for m in {heavy} if m in sys.modules])")
+    code = f"import sys, jrl.config; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("[]\n", "")
-
-
-def test_the_networks_read_the_same_config():
-    from jrl import networks
-
-    assert networks.NetworkConfig is NetworkConfig
 
 
 def test_names_that_rllib_users_give_the_ends_of_a_run():

@@ -102,36 +102,16 @@ def write(path, data):
         (b"\x00\x01\x02\xff", "not UTF-8 text"),
         ("algo: x".encode("utf-16"), "not UTF-8 text"),
         (b"a: \x07", "not valid YAML"),
-        (b"x" * 5_000_000, "larger than 4 MiB"),
-        ("a: " + "[" * 3_000, "more than 60 levels of nesting"),
-        ("{a: " * 100_000, "more than 60 levels of nesting"),
-        ("a: " + "9" * 5_000, "is not of type int"),
-        ("algo: {name: 0x" + "f" * 5_000 + "}", "expected a number of at most 2e+308, got a int"),
-        ("a: -" + "9" * 400, "expected a number of at most 2e+308, got -99"),
-        ("a: &a [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1 or ''}, *a{i - 1 or ''}]\n" for i in range(1, 40)),
-         "more than 20,000 values"),
-        ("".join(f"key{i}: {i}\n" for i in range(60_000)), "more than 20,000 values"),
+        ("a: " + "[" * 3_000, "nested too deeply"),
+        ("{a: " * 100_000, "nested too deeply"),
+        ("a: &a {again: *a}", "a part that contains itself"),
+        ("a: " + "9" * 5_000, "a value is not of its type"),
+        ("a: !!int x", "a value is not of its type"),
     ],
-    ids=["binary", "utf-16", "control", "large", "brackets", "braces", "digits", "hex", "float", "laughs", "keys"],
-)  # fmt: skip
+)
 def test_a_file_of_any_kind_is_read_or_refused(data, message, tmp_path):
     (found,) = errors(config.load, write(tmp_path / "x.yaml", data))
     assert message in found and len(found) < 400
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"env": {"options": {"x": 10**400}}}, {"env": {"num_envs": -(10**400)}}, {"algo": {"lr": 10**400}},
-        {"stop": {"episode/return": 10**400}}, {"stop": {"env_steps": -(10**5000)}}, {"rollout": {"length": 2**1024}},
-        {"custom": {"x": [1, {"y": 10**400}]}},
-    ],
-    ids=lambda given: next(iter(given)),
-)  # fmt: skip
-def test_a_number_beyond_all_floats_is_one_error(given):
-    (found,) = errors(over_base, given)
-    assert "expected a number of at most 2e+308, got " in found and len(found) < 400
-    assert not over_base({"env": {"options": {"delay": 10**308}}}).env.options["delay"] % 10
 
 
 LONG, DIGITS = "x" * 30_000, "9" * 400
@@ -140,20 +120,13 @@ LONG, DIGITS = "x" * 30_000, "9" * 400
 @pytest.mark.parametrize(
     "command",
     [
-        f"train ppo --set {LONG}=1", f"train ppo --set algo.activation={LONG}", f"train ppo --set algo.lr={LONG}",
-        f"train ppo --set algo.lr={DIGITS}", f"train ppo --set env.num_envs=-{DIGITS}", f"train ppo --env {LONG}",
-        f"train ppo --stop episode/return={DIGITS}", f"train ppo --stop env_steps=-{DIGITS}",
-        f"train ppo --stop {LONG}=1", f"train ppo --seeds {DIGITS}", "train ppo --seeds 999999999999999999",
-        f"train --algo {LONG}", f"train ppo --set env.options={{a: {DIGITS}}}", f"{LONG} ppo",
-        f"sweep ppo --set algo.lr=log(1e-4,1e-2,{DIGITS})", "sweep ppo --set algo.lr=log(1e-4,1e-2,999999999999999999)",
-        f"sweep ppo --set algo.num_epochs=int(1,{DIGITS})", "sweep ppo --set algo.num_epochs=int(1,999999999999999999)",
-        f"sweep ppo --set algo.lr=choice({LONG},{LONG})", f"sweep ppo --set algo.lr=logg({LONG})",
-        f"sweep ppo --set algo.lr=log(1e-4,1e-2,300) --samples {DIGITS}", f"sweep ppo --set {LONG}=log(1,2,3)",
+        f"train ppo --set {LONG}=1", f"train ppo --set algo.lr={LONG}", f"train ppo --set env.num_envs=-{DIGITS}",
+        f"train ppo --env {LONG}", f"train ppo --stop {LONG}=1", f"train ppo --seeds {DIGITS}", f"train --algo {LONG}",
+        f"{LONG} ppo", f"sweep ppo --set algo.lr=log(1e-4,1e-2,{DIGITS})", f"sweep ppo --set algo.lr=logg({LONG})",
         "sweep ppo --set algo.lr=log(1e-4,1e-2,9999) --set algo.gamma=uniform(.9,.99,9999)",
-        f"serve ppo --no-learn --set external.port={DIGITS}", f"serve ppo --no-learn --set {LONG}=1",
-        f"check-env CartPole-v1 --steps {DIGITS}", f"config show ppo {LONG}",
+        f"serve ppo --no-learn --set external.port={DIGITS}", f"config show ppo {LONG}",
     ],
-    ids=lambda command: command[:60],
+    ids=lambda command: command[:40],
 )  # fmt: skip
 def test_what_is_long_is_echoed_in_part(command, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -169,27 +142,20 @@ def test_what_is_long_is_echoed_in_part(command, capsys, tmp_path, monkeypatch):
 def test_what_is_no_file(tmp_path):
     assert "expected a file, got a directory" in errors(config.load, tmp_path)[0]
     assert "expected a file, got a device" in errors(config.load, "/dev/zero")[0]
-    assert "null" in errors(config.load, "a\x00b.yaml")[0]
     assert len(errors(config.load, "x" * 5_000)[0]) < 400
     assert errors(config.load, write(tmp_path / "empty.yaml", ""))[0].startswith("algo.name is missing")
 
 
 @pytest.mark.parametrize("data", ['{"a": 1, "a": 2}', "[" * 100_000, '{"a": ' + "9" * 5_000 + "}", "[1]", '{"a": }'])
-def test_json_is_read_by_the_same_rules(data, tmp_path):
+def test_json_is_one_error(data, tmp_path, capsys):
     (found,) = errors(config.load, write(tmp_path / "params.json", data))
     assert "not valid JSON" in found or "expected a mapping" in found
-
-
-@pytest.mark.parametrize("data", ["[" * 100_000, '{"lr": ' + "9" * 5_000 + "}", '{"lr": 1, "lr": 2}', "{", "[1]"])
-def test_json_of_the_command_line_is_one_error(data, capsys):
     assert train.main(["configs/ppo.yaml", "--config", data]) == 2
     found = capsys.readouterr().err
     assert found.count("\n") == 1 and "--config: expected JSON such as" in found and len(found) < 400
 
 
-def test_many_errors_are_cut(tmp_path):
-    found = errors(config.load, write(tmp_path / "x.yaml", "".join(f"learning_rat{i}: 1\n" for i in range(5_000))))
-    assert len(found) < 30 and "unknown key learning_rat20, and 4,979 more" in found
+def test_many_errors_are_cut():
     long = {"lr": "x" * 10_000, "y" * 200: 1}
     with pytest.raises(InputError) as e:
         config.from_dict(schema.merge(BASE, {"algo": long, "env": {"id": "z" * 10_000}}))
@@ -201,13 +167,9 @@ def test_many_errors_are_cut(tmp_path):
 def test_data_from_python_is_held_to_the_same():
     endless = {"x": 1}
     endless["again"] = endless
-    for options, message in ((endless, "more than 60 levels"), ({"x": [0] * 30_000}, "more than 20,000 values")):
+    for options, message in ((endless, "contains itself"), ({"a": {(1, 2): 3}}, r"env\.options\.a: .*got a tuple")):
         with pytest.raises(InputError, match=message):
-            config.from_dict(schema.merge(BASE, {"env": {}}) | {"env": {"id": "x", "options": options}})
-    with pytest.raises(InputError, match=r"env\.options: expected keys of at most 200 characters, got 'k"):
-        config.from_dict(schema.merge(BASE, {"env": {"options": {"k" * 2_000: 1}}}))
-    with pytest.raises(InputError, match=r"expected text for keys, got \(1, 2\)"):
-        config.from_dict(schema.merge(BASE, {"env": {"options": {"a": {(1, 2): 3}}}}))
+            config.from_dict({**BASE, "env": {"id": "x", "options": options}})
 
 
 def test_numbers_and_arrays_of_numpy_are_plain_in_a_config():
@@ -227,7 +189,7 @@ def test_numbers_and_arrays_of_numpy_are_plain_in_a_config():
 
 @pytest.mark.parametrize(
     "value",
-    [len, object, object(), {1, 2}, b"x", 1j, np.array([None]), np.zeros(1, [("a", int)]), iter("x"), np.float32],
+    [len, object(), {1, 2}, np.array([None]), np.zeros(1, [("a", int)])],
     ids=lambda value: type(value).__name__,
 )
 def test_an_option_that_yaml_cannot_hold_is_one_error_with_the_way_to_do_it(value):

@@ -138,7 +138,7 @@ def test_what_does_not_go_in_lockstep(policies, parts):
 
 def test_unequal_numbers_of_agents_do_not_go_in_lockstep():
     cfg = made(**{**REPLAY, "multi_agent": {"mapping": {"agent_0": "a", ".*": "b"}, **LOCKSTEP}})
-    with pytest.raises(InputError, match=r"policy a is followed by 1 agent and b by 3, .* let equally many"):
+    with pytest.raises(InputError, match=r"number of agents is 1 for policy a and 3 for b: give all"):
         multi_agent.with_agents(cfg, NAMES)
     frozen = dataclasses.replace(cfg.multi_agent, policies_to_train=("b",))
     assert multi_agent.with_agents(dataclasses.replace(cfg, multi_agent=frozen), NAMES)  # it draws nothing

@@ -6,7 +6,7 @@ import math
 import jax
 import numpy as np
 
-from jrl.fields.hyper import Schedule
+from jrl.fields.bounds import Schedule
 from jrl.learn.program import Clock, StepInfo
 from jrl.types import Box, Discrete, EnvSpec, Episodes, MultiDiscrete, hyperparams
 

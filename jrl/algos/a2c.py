@@ -13,13 +13,12 @@ hyper-parameters are leaves of Config and can be vmapped.
 
 import functools
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 from jrl.algos import actor_critic, custom_loss
 from jrl.algos import agent as agents
 from jrl.algos.actor_critic import Rows
-from jrl.algos.agent import Agent, Common, State
-from jrl.algos.custom_loss import Loss
+from jrl.algos.agent import Agent, Common, MakeOptions, State
 from jrl.algos.exploration import OverDistributions, Stochastic
 from jrl.fields.bounds import Count, NonNegative, NonNegativeSchedule, Positive, Unit
 from jrl.networks import NetworkConfig
@@ -72,17 +71,7 @@ def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) 
     return agents.observed(agent, state, rollout), UpdateAux(metrics | value_metrics | {"train/lr": lr})
 
 
-def make(
-    cfg: Config,
-    spec: EnvSpec,
-    network: NetworkConfig = DEFAULT_NETWORK,
-    *,
-    axis_name: str | None = None,
-    loss: Loss | None = None,
-) -> Algo:
+def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, **options: Unpack[MakeOptions]) -> Algo:
     """Makes A2C, an on-policy Algo. A user's loss gets Rows [N]. Arguments and errors: see `jrl.algos`."""
-    agent = actor_critic.make_agent(cfg, spec, network, axis_name=axis_name, loss=loss)
+    agent = actor_critic.make_agent(cfg, spec, network, **options)
     return actor_critic.make_algo(cfg, agent, update, record_value=network.shared)
-
-
-__all__ = ["Config", "loss", "make", "update"]

@@ -1,7 +1,8 @@
 """Parts that A2C, PPO, IMPALA and APPO share: policy and value networks, values of a rollout, rows of a loss."""
 
+import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Unpack
 
 import jax.numpy as jnp
 from flax import struct
@@ -11,8 +12,7 @@ from jrl import networks as nets
 from jrl.algos import agent as agents
 from jrl.algos import observer as observers
 from jrl.algos import parts, sequences
-from jrl.algos.agent import ActorState, Agent, Common, Records, State
-from jrl.algos.custom_loss import Loss
+from jrl.algos.agent import ActorState, Agent, Common, MakeOptions, Records, State
 from jrl.algos.observer import Observer
 from jrl.networks import Head, NetworkConfig
 from jrl.ops import returns
@@ -118,42 +118,15 @@ class Rows:
     weight: Array  # f32, 0 on masked rows, 1 on average
 
 
-class Estimation(parts.RewardClipping, Protocol):
-    """The fields of a Config that `gae_rows` reads."""
-
-    gamma: float
-    gae_lambda: float
-    normalize_advantage: bool
-
-
-class Corrections(Protocol):
-    """The fields of a Config that `vtrace` reads."""
-
-    gamma: float
-    vtrace_lambda: float
-    clip_rho: float
-    clip_c: float
-    clip_pg_rho: float
-
-
 def networks(cfg: Any, observer: Observer, network: NetworkConfig) -> ActorCritic:
     """Returns the networks of an actor-critic algorithm's Agent."""
     return make(observer.spec, network, observer.mask)
 
 
-def make_agent(
-    cfg: Common,
-    spec: EnvSpec,
-    network: NetworkConfig,
-    *,
-    axis_name: str | None,
-    loss: Loss | None = None,
-) -> Agent:
+def make_agent(cfg: Common, spec: EnvSpec, network: NetworkConfig, **options: Unpack[MakeOptions]) -> Agent:
     """Makes an Agent whose policy is a distribution; arguments and errors as for `agent.make`."""
     records = Records(log_prob=True, seen=True)
-    return agents.make(
-        cfg, spec, network, networks, kind="distribution", records=records, axis_name=axis_name, loss=loss
-    )
+    return agents.make(cfg, spec, network, networks, kind="distribution", records=records, **options)
 
 
 def init(cfg: Common, agent: Agent, key: Key) -> State:
@@ -161,16 +134,12 @@ def init(cfg: Common, agent: Agent, key: Key) -> State:
     return agents.begin(cfg, agent, key, agent.net.init(key))
 
 
-def policy(cfg: Common, agent: Agent, actor: ActorState, obs: PyTree, memory: PyTree, explore: bool):
-    """Returns the distribution of actions [B]."""
-    dist, _, memory = agent.net.step(actor.params, obs, memory)
-    return dist, memory, {}
-
-
-def policy_and_value(cfg: Common, agent: Agent, actor: ActorState, obs: PyTree, memory: PyTree, explore: bool):
-    """Returns the distribution of actions [B], and V(obs) for the rollout's extras."""
+def policy(
+    cfg: Common, agent: Agent, actor: ActorState, obs: PyTree, memory: PyTree, explore: bool, record_value: bool = False
+):
+    """Returns the distribution of actions [B], the memory, and extras: V(obs) with `record_value`."""
     dist, value, memory = agent.net.step(actor.params, obs, memory)
-    return dist, memory, {"value": value}
+    return dist, memory, {"value": value} if record_value else {}
 
 
 def outputs(cfg: Common, agent: Agent, state: State, obs: PyTree) -> dict[str, Any]:
@@ -198,7 +167,7 @@ def make_algo(
         cfg,
         agent,
         init=init,
-        policy=policy_and_value if record_value else policy,
+        policy=functools.partial(policy, record_value=record_value),
         update=update,
         outputs=outputs,
         memory=agent.net.carry,
@@ -261,7 +230,7 @@ def make_rows(
     return Rows(obs, action, advantage, target, weight), metrics
 
 
-def gae_rows(cfg: Estimation, agent: Agent, state: State, rollout: Rollout) -> tuple[Rows, Array, PyTree, Metrics]:
+def gae_rows(cfg: Any, agent: Agent, state: State, rollout: Rollout) -> tuple[Rows, Array, PyTree, Metrics]:
     """Returns Rows [T, B] with generalised advantage estimates, V(obs_t) [T, B], recurrent states and metrics."""
     (value, memory), done = values(agent, state, rollout), rollout.terminated | rollout.truncated
     reward = parts.scale_reward(cfg, state.return_stats, rollout.reward)
@@ -289,7 +258,7 @@ def choice(agent: Agent, obs: PyTree) -> Array | None:
     return None if mask is None else spaces.any_choice(agent.spec.action, mask)
 
 
-def vtrace(cfg: Corrections, reward, terminated, done, value, log_rho) -> returns.VTrace:
+def vtrace(cfg: Any, reward, terminated, done, value, log_rho) -> returns.VTrace:
     """Calls `returns.vtrace` with the config's hyper-parameters."""
     return returns.vtrace(
         reward,

@@ -6,8 +6,8 @@ static parts. `make` names the functions, and `algo` binds them to both:
     def policy(cfg, agent, actor, obs, memory, explore): ...     # the input of the exploration
     def update(cfg, agent, state, data, key): ...                # (State, UpdateAux)
 
-    def make(cfg, spec, network=DEFAULT_NETWORK, *, axis_name=None, loss=None) -> Algo:
-        agent = agents.make(cfg, spec, network, networks, kind="distribution", axis_name=axis_name, loss=loss)
+    def make(cfg, spec, network=DEFAULT_NETWORK, **options) -> Algo:                # options: MakeOptions
+        agent = agents.make(cfg, spec, network, networks, kind="distribution", records=Records(), **options)
         return agents.algo(cfg, agent, init=init, policy=policy, update=update, outputs=outputs, on_policy=True)
 
 So `functools.partial(ppo.update, cfg, agent)` is `ppo.make(...).update`, and `vmap` over a Config covers all floats.
@@ -17,15 +17,15 @@ import contextvars
 import functools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
 
-from jrl import spaces
-from jrl.algos import custom_loss, exploration, parts, sequences
+from jrl import registry, spaces
+from jrl.algos import custom_loss, exploration, parameter_noise, parts, sequences
 from jrl.algos import observer as observers
 from jrl.algos.exploration import Exploration, Explorer, ParameterNoise, Stochastic
 from jrl.algos.observer import Observer
@@ -96,6 +96,13 @@ class Carry:
     exploration: PyTree
 
 
+class MakeOptions(TypedDict, total=False):
+    """Optional arguments of each algorithm's `make`."""
+
+    axis_name: str | None  # mapped axis over devices; None: no such axis
+    loss: custom_loss.Loss | None  # user's loss; None: the algorithm's own
+
+
 class Records(NamedTuple):
     """Values that acting records in a rollout's extras, in addition to the extras of `policy`."""
 
@@ -132,7 +139,7 @@ def make(
     kind: Kind,
     records: Records,
     flat: bool = True,
-    axis_name: str | None,
+    axis_name: str | None = None,
     loss: custom_loss.Loss | None = None,
 ) -> Agent:
     """Returns an algorithm's Agent.
@@ -148,10 +155,9 @@ def make(
     """
     parts.check_action(cfg, spec.action)
     parts.check_critic(cfg, network)
-    custom_loss.check(loss)
+    if loss is not None:
+        registry.check_call(loss, "custom.loss", ("default", "net", "params", "batch"))
     if isinstance(cfg.exploration, ParameterNoise):
-        from jrl.algos import parameter_noise
-
         parameter_noise.refuse_memory(cfg.exploration, network)
     exploration.make(cfg.exploration, spec.action, kinds=(kind,))  # only to raise its errors now
     observer = observers.make(spec, network, normalize_obs=cfg.normalize_obs, axis_name=axis_name)
@@ -183,8 +189,6 @@ def begin(
       own: state of this algorithm only, by name.
     """
     if isinstance(cfg.exploration, ParameterNoise):
-        from jrl.algos import parameter_noise
-
         own |= parameter_noise.init_noise(cfg.exploration, key)
     optimizer = agent.optimizer(cfg)
     opt_state = {name: optimizer.init(part) for name, part in params.items()} if by_part else optimizer.init(params)
@@ -214,8 +218,6 @@ def actor(cfg: Common, agent: Agent, state: State) -> ActorState:
     """Returns the parts of a State that acting needs."""
     params, noisy = acting_params(state), ()
     if isinstance(cfg.exploration, ParameterNoise):
-        from jrl.algos import parameter_noise
-
         noisy = parameter_noise.perturb(cfg.exploration, state.own, params, state.env_steps)
     return ActorState(params, state.obs_stats, state.env_steps if explorer(cfg, agent).reads_env_steps else (), noisy)
 
@@ -270,10 +272,8 @@ def choice(
     before, own = split_carry(carry)
     obs = agent.observer.see(actor.obs_stats, obs)
     output, memory, _ = policy(cfg, agent, actor, obs, before, explore)
-    mask = agent.observer.mask(obs)
-    return choices.make_distribution(cfg.exploration, agent.kind, output, actor.env_steps, own, mask, explore), _join(
-        memory, own
-    )
+    inputs = agent.kind, output, actor.env_steps, own, agent.observer.mask(obs)
+    return choices.make_distribution(cfg.exploration, *inputs, explore), _join(memory, own)
 
 
 def split_carry(carry: PyTree) -> tuple[PyTree, PyTree]:
@@ -425,8 +425,6 @@ def adapted(cfg: Common, agent: Agent, policy: Callable[..., Array], state: Stat
     """Returns the State with parameter noise adapted to a rollout; see `parameter_noise.adapt`."""
     if not isinstance(cfg.exploration, ParameterNoise):
         return state
-    from jrl.algos import parameter_noise
-
     last_obs = agent.observer.see(state.obs_stats, rollout.last_obs)
     return parameter_noise.adapt(
         cfg.exploration,
@@ -469,7 +467,7 @@ def algo(
       data: kind of data; None: by the Config, with sequences if replay and a core are combined.
     """
     bind = lambda function: functools.partial(function, cfg, agent)
-    chosen = exploration.make(cfg.exploration, agent.spec.action, kinds=(agent.kind,))
+    chosen = explorer(cfg, agent)
 
     def carry(batch_size: int, first: Any = 0, total: int | None = None) -> PyTree:
         return _join(memory(batch_size), chosen.carry(batch_size, first, total))

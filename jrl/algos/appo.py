@@ -17,7 +17,7 @@ Gradients and statistics are averaged over `make(..., axis_name="d")`; float hyp
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +25,7 @@ import jax.numpy as jnp
 from jrl import distributions
 from jrl.algos import actor_critic, parts, ppo, sequences
 from jrl.algos import agent as agents
-from jrl.algos.agent import Agent, State
-from jrl.algos.custom_loss import Loss
+from jrl.algos.agent import Agent, MakeOptions, State
 from jrl.fields.bounds import Clip, Count, NonNegativeSchedule, Share, Unit
 from jrl.fields.data import Fresh
 from jrl.networks import NetworkConfig
@@ -133,20 +132,13 @@ def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) 
     return state, UpdateAux(metrics | value_metrics)
 
 
-def make(
-    cfg: Config,
-    spec: EnvSpec,
-    network: NetworkConfig = DEFAULT_NETWORK,
-    *,
-    axis_name: str | None = None,
-    loss: Loss | None = None,
-) -> Algo:
+def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, **options: Unpack[MakeOptions]) -> Algo:
     """Makes APPO, an on-policy Algo whose rollouts may be of older policies. Arguments and errors: see `jrl.algos`.
 
     `ingest` adds the statistics of a new rollout. A user's loss gets Rows [N].
     """
     ppo.check_policy_after(cfg, network)
-    agent = actor_critic.make_agent(cfg, spec, network, axis_name=axis_name, loss=loss)
+    agent = actor_critic.make_agent(cfg, spec, network, **options)
     return actor_critic.make_algo(
         cfg,
         agent,
@@ -155,6 +147,3 @@ def make(
         ingest=agents.ingest,
         data=Fresh(cfg.circular_buffer_num_batches, cfg.circular_buffer_iterations_per_batch),
     )
-
-
-__all__ = ["Config", "evaluate_target", "init", "make", "targets", "update"]

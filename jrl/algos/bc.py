@@ -20,7 +20,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -29,10 +29,10 @@ from flax import struct
 
 from jrl import networks as nets
 from jrl import spaces
-from jrl.algos import actor_critic, critics, custom_loss, parts, sequences
+from jrl.algos import actor_critic, critics, custom_loss, parts
 from jrl.algos import agent as agents
-from jrl.algos.agent import ActorState, Agent, Common, Records, State
-from jrl.algos.custom_loss import Loss, RowsLoss
+from jrl.algos.agent import ActorState, Agent, Common, MakeOptions, Records, State
+from jrl.algos.custom_loss import RowsLoss
 from jrl.algos.exploration import OverDistributions, Stochastic
 from jrl.algos.observer import Observer
 from jrl.errors import InputError
@@ -53,7 +53,6 @@ from jrl.types import (
     SequenceBatch,
     Space,
     UpdateAux,
-    Window,
     hyperparams,
 )
 
@@ -85,7 +84,6 @@ class Config(Cloning):
         return self.top_fraction is not None
 
     def validate(self) -> list[str]:
-        """Returns one message per invalid combination of values, with the fix."""
         return loss_faults(self.loss, self.ent_coef) + super().validate()
 
 
@@ -119,19 +117,7 @@ def policy_network(cfg: Cloning, observer: Observer, network: NetworkConfig) -> 
     """Returns the policy part of `actor_critic.make`, with the same parameters."""
     head = actor_critic.policy_head(observer.spec.action, network, observer.mask)
     net = nets.build(observer.spec, network, {"policy": Head(head.outputs, 0.01)})
-
-    def init(key):
-        return head.with_std(dict(net.init(key)))
-
-    def apply(params, obs):
-        return head.distribution(params, net.apply(params, obs, "policy")[0], obs)
-
-    def step(params, obs, carry):
-        (outputs,), carry = net.step(params, obs, carry, "policy")
-        return head.distribution(params, outputs, obs), carry
-
-    unroll = lambda params, window: net.unroll(params, window, "policy")
-    return critics.PolicyHeads(init, apply, net.carry, step, unroll)
+    return critics.policy_of(net, head.distribution, own_params=lambda params: head.with_std(dict(params)))
 
 
 def init(cfg: Cloning, agent: Agent, key: Key) -> State:
@@ -146,28 +132,6 @@ def policy(cfg: Cloning, agent: Agent, actor: ActorState, obs: PyTree, memory: P
 
 
 # ---------------------------------------------------------------- data
-
-
-def from_start(net: Any, params: PyTree, obs: PyTree, steps: int) -> PyTree:
-    """Returns observations unchanged; for a Window the rows after its first `steps`, which update the initial state.
-
-    No gradient flows through these steps.
-
-    Args:
-      net: network with `carry` and `unroll`, such as `critics.PolicyHeads`.
-      params: its parameters.
-      obs: [N, *], or a Window [N, K + L].
-      steps: K.
-    """
-    if not isinstance(obs, Window):
-        return obs
-    window = replace(obs, carry=net.carry(obs.reset.shape[0]))
-    return sequences.warm_up(net.unroll, jax.lax.stop_gradient(params), window, steps)
-
-
-def read(cfg: Cloning, agent: Agent, state: State, batch: Batch | SequenceBatch) -> Batch:
-    """Returns a sample of a data set as networks and losses read it; see `critics.read`."""
-    return critics.read(cfg, batch, lambda obs: agent.observer.see(state.obs_stats, obs), state.return_stats)
 
 
 def agreement(space: Space, dist: Any, action: PyTree, weight: Array) -> Metrics:
@@ -235,8 +199,8 @@ def descend(cfg: Cloning, agent: Agent, state: State, own: Callable[..., Any], r
 
 def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch, key: Key) -> tuple[State, UpdateAux]:
     """Makes one gradient step."""
-    batch = read(cfg, agent, state, batch)
-    obs = from_start(agent.net, state.params, batch.obs, critics.burn_in(batch))
+    batch = critics.read(cfg, agent, state, batch)
+    obs = critics.values_read(agent.net, state.params, batch.obs, critics.burn_in(batch))
     rows = Rows(obs, batch.action, batch.weight)
     state, metrics = descend(cfg, agent, state, functools.partial(loss, cfg, agent), rows)
     return state, UpdateAux(metrics)
@@ -253,35 +217,22 @@ def make_agent(
     spec: EnvSpec,
     network: NetworkConfig,
     networks: Callable[[Any, Observer, NetworkConfig], Any],
-    *,
-    axis_name: str | None,
-    loss: Loss | None,
+    **options: Unpack[MakeOptions],
 ) -> Agent:
-    """Makes an Agent whose policy is a distribution and learns from a data set; arguments and errors as of
-    `agent.make`.
-    """
+    """Makes an Agent whose policy, a distribution, learns from a data set; arguments and errors: see `agent.make`."""
     records = Records(log_prob=True)
     # flat=False: for single gradient steps, gathering the arrays into a vector would be extra work
-    return agents.make(
-        cfg, spec, network, networks, kind="distribution", records=records, flat=False, axis_name=axis_name, loss=loss
-    )
+    return agents.make(cfg, spec, network, networks, kind="distribution", records=records, flat=False, **options)
 
 
-def make(
-    cfg: Config,
-    spec: EnvSpec,
-    network: NetworkConfig = DEFAULT_NETWORK,
-    *,
-    axis_name: str | None = None,
-    loss: Loss | None = None,
-) -> Algo:
+def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, **options: Unpack[MakeOptions]) -> Algo:
     """Makes BC, an Algo that learns from data sets. A user's loss gets Rows [N]. Arguments and errors: see `jrl.algos`.
 
     Raises:
       InputError: `loss: mse` with actions that are not Boxes; see also `jrl.algos`.
     """
     check_loss(cfg.loss, spec)
-    agent = make_agent(cfg, spec, network, policy_network, axis_name=axis_name, loss=loss)
+    agent = make_agent(cfg, spec, network, policy_network, **options)
     return agents.algo(
         cfg,
         agent,
@@ -292,22 +243,3 @@ def make(
         memory=agent.net.carry,
         ingest=agents.ingest,
     )
-
-
-__all__ = [
-    "Cloning",
-    "Config",
-    "Rows",
-    "agreement",
-    "descend",
-    "from_start",
-    "init",
-    "loss",
-    "make",
-    "make_agent",
-    "outputs",
-    "policy",
-    "policy_network",
-    "read",
-    "update",
-]

@@ -4,9 +4,10 @@ Their parameters are a dict by part: `actor`, `critic` [C, ...] and others, each
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from flax import struct
 from jrl import networks as nets
 from jrl.algos import agent as agents
 from jrl.algos import custom_loss, parts, sequences
-from jrl.algos.agent import ActorState, Agent, Common, Records, State
+from jrl.algos.agent import ActorState, Agent, Common, MakeOptions, Records, State
 from jrl.algos.custom_loss import Loss
 from jrl.algos.observer import Observer
 from jrl.networks import Head, Network, NetworkConfig
@@ -49,18 +50,29 @@ class PolicyHeads(NamedTuple):
     unroll: Callable[[PyTree, Window], tuple[Any, PyTree]]  # (params, Window) -> (anything, the memory after it)
 
 
-def policy_of(network: Network, output: Callable[[Array, PyTree], Any], head: str = "policy") -> PolicyHeads:
-    """Returns PolicyHeads of `network` with one `head`; `output` maps (outputs [..., size], observations [..., *])."""
+def policy_of(
+    network: Network,
+    output: Callable[[PyTree, Array, PyTree], Any],
+    *,
+    head: str = "policy",
+    own_params: Callable[[PyTree], PyTree] = lambda params: params,
+) -> PolicyHeads:
+    """Returns PolicyHeads of `network` with one `head`.
+
+    Args:
+      output: (params, outputs [..., size], observations [..., *]) -> output.
+      own_params: initial parameters of the network -> these with parameters that only `output` reads.
+    """
 
     def apply(params, obs):
-        return output(network.apply(params, obs, head)[0], obs)
+        return output(params, network.apply(params, obs, head)[0], obs)
 
     def step(params, obs, carry):
         (outputs,), carry = network.step(params, obs, carry, head)
-        return output(outputs, obs), carry
+        return output(params, outputs, obs), carry
 
     unroll = lambda params, window: network.unroll(params, window, head)
-    return PolicyHeads(network.init, apply, network.carry, step, unroll)
+    return PolicyHeads(lambda key: own_params(network.init(key)), apply, network.carry, step, unroll)
 
 
 def check(cfg: Common, space: Space, network: NetworkConfig) -> None:
@@ -89,7 +101,7 @@ class Networks(NamedTuple):
 def state_value(observer: Observer, network: NetworkConfig) -> PolicyHeads:
     """Returns a network of V(obs); like critics it reads `network.value_inputs`."""
     net = nets.build(observer.spec, network, {"value": Head(1, privileged=True)})
-    return policy_of(net, lambda outputs, obs: outputs[..., 0], "value")
+    return policy_of(net, lambda params, outputs, obs: outputs[..., 0], head="value")
 
 
 def make_agent(
@@ -101,8 +113,7 @@ def make_agent(
     kind: agents.Kind,
     num_critics: int,
     value: Callable[[Observer, NetworkConfig], PolicyHeads] | None = None,
-    axis_name: str | None,
-    loss: Loss | None,
+    **options: Unpack[MakeOptions],
 ) -> Agent:
     """Makes an Agent with a policy, critics and optionally a `value` network; arguments as for `agent.make`."""
 
@@ -112,10 +123,7 @@ def make_agent(
 
     parts.check_action(cfg, spec.action)
     check(cfg, spec.action, network)
-    records = Records(memory=True)
-    return agents.make(
-        cfg, spec, network, networks, kind=kind, records=records, flat=False, axis_name=axis_name, loss=loss
-    )
+    return agents.make(cfg, spec, network, networks, kind=kind, records=Records(memory=True), flat=False, **options)
 
 
 def make_algo(cfg: Common, agent: Agent, **functions: Any) -> Algo:
@@ -172,17 +180,12 @@ class Sequences(Batch):
     ahead: Array  # [N, L] i32, row after each transition, among the L + 1 rows of `next_obs` after the burn-in
 
 
-def read(
-    cfg: parts.RewardClipping, batch: Batch | SequenceBatch, see: Callable[[PyTree], PyTree], return_stats: PyTree
-) -> Batch:
+def read(cfg: Common, agent: Agent, state: State, batch: Batch | SequenceBatch) -> Batch:
     """Returns a sample from replay as networks and losses read it, with zeros on masked rows.
 
-    Args:
-      see: observations [..., *] -> inputs of networks.
-      cfg, return_stats: see `parts.scale_reward`.
-    Returns:
-      The Batch, or Sequences for a SequenceBatch.
+    A SequenceBatch becomes Sequences.
     """
+    see, return_stats = functools.partial(agent.observer.see, state.obs_stats), state.return_stats
     if isinstance(batch, SequenceBatch):
         batch = sequences.without_masked(batch)
         window = replace(batch.window, obs=see(batch.window.obs))
@@ -220,6 +223,11 @@ def policy_reads(policy: PolicyHeads, params: PyTree, obs: PyTree, steps: int) -
     return sequences.warm_up(policy.unroll, jax.lax.stop_gradient(params), obs, steps)
 
 
+def policy_output(agent: Agent, params: PyTree, obs: PyTree, steps: int) -> Any:
+    """Returns the policy's output for observations [N, *]; for a Window [N, L, *] after its first `steps` rows."""
+    return agent.net.policy.apply(params, policy_reads(agent.net.policy, params, obs, steps))
+
+
 def critics_read(critic: Critics, params: PyTree, obs: PyTree, steps: int) -> PyTree:
     """As `policy_reads`, for critics: their state before the Window is the initial state."""
     if not isinstance(obs, Window):
@@ -230,7 +238,7 @@ def critics_read(critic: Critics, params: PyTree, obs: PyTree, steps: int) -> Py
 
 
 def values_read(value: PolicyHeads, params: PyTree, obs: PyTree, steps: int) -> PyTree:
-    """As `critics_read`, for a network of V(obs)."""
+    """As `critics_read`, for a network of V(obs), or a policy whose acting state is unknown."""
     if not isinstance(obs, Window):
         return obs
     return policy_reads(value, params, replace(obs, carry=value.carry(obs.reset.shape[0])), steps)

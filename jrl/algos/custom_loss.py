@@ -1,6 +1,5 @@
 """User-defined losses: see `jrl.algos` for their arguments and results."""
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,21 +12,6 @@ RowsLoss = Callable[[PyTree, Any], tuple[Array, Metrics]]  # (params, batch) -> 
 # (params, batch) -> (scalar, (metrics, priority [N]))
 ReplayLoss = Callable[[PyTree, Any], tuple[Array, tuple[Metrics, Array]]]
 Loss = Callable[[RowsLoss, Any, PyTree, Any], tuple[Array, Metrics]]  # (default, net, params, batch)
-
-
-def check(loss: Loss | None) -> None:
-    """Raises InputError unless `loss` can be called as (default, net, params, batch)."""
-    if loss is None:
-        return
-    try:
-        inspect.signature(loss).bind(*range(4))
-    except ValueError:  # some callables have no signature
-        return
-    except TypeError as e:
-        raise InputError(
-            f"custom.loss: it takes {inspect.signature(loss)} and cannot be called as (default, net, params, batch): "
-            f"{e}"
-        ) from e
 
 
 def over_rows(loss: Loss | None, default: RowsLoss, net: Any, *, metrics: Sequence[str] = ()) -> RowsLoss:
@@ -98,6 +82,3 @@ def _is_scalar(x: Any) -> bool:
 
 def _described(x: Any) -> str:
     return f"{x.dtype} {x.shape}" if hasattr(x, "shape") else type(x).__name__
-
-
-__all__ = ["Loss", "check", "over_replay", "over_rows"]

@@ -28,7 +28,7 @@ Gradients and metrics are reduced over `make(..., axis_name="d")`; noise is the 
 import functools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -38,8 +38,7 @@ from jrl import networks as nets
 from jrl import spaces
 from jrl.algos import agent as agents
 from jrl.algos import conservative, custom_loss, parameter_noise, parts, q_heads, sequences
-from jrl.algos.agent import ActorState, Agent, Common, Records, State
-from jrl.algos.custom_loss import Loss
+from jrl.algos.agent import ActorState, Agent, Common, MakeOptions, Records, State
 from jrl.algos.exploration import EpsilonGreedy, OverQ, SoftQ
 from jrl.algos.observer import Observer
 from jrl.fields.bounds import Count, NonNegative, NonNegativeSchedule, Positive, Share, Unit
@@ -105,7 +104,6 @@ class QLearning(Common):
         return False
 
     def validate(self) -> list[str]:
-        """Returns one message per invalid combination of values, with the fix."""
         errors: list[str] = []
         if self.double and self.munchausen:
             errors.append("double picks the greedy action, munchausen averages over a soft policy: leave one out")
@@ -137,11 +135,9 @@ class Config(QLearning):
 
     @property
     def draws(self) -> bool:
-        """Returns whether the network's outputs depend on a key."""
         return self.noisy
 
     def validate(self) -> list[str]:
-        """Returns one message per invalid combination of values, with the fix."""
         errors: list[str] = []
         if self.v_min >= self.v_max:
             errors.append(f"v_min {self.v_min} must be below v_max {self.v_max}")
@@ -392,21 +388,14 @@ def _exploration_metrics(cfg: QLearning, env_steps: Array) -> Metrics:
     return {}
 
 
-def make(
-    cfg: Config,
-    spec: EnvSpec,
-    network: NetworkConfig = DEFAULT_NETWORK,
-    *,
-    axis_name: str | None = None,
-    loss: Loss | None = None,
-) -> Algo:
+def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, **options: Unpack[MakeOptions]) -> Algo:
     """Makes DQN, a replay-based Algo. Arguments and errors: see `jrl.algos`.
 
     `network.head_hidden` adds layers to the heads, noisy ones if cfg.noisy. A user's loss gets TdBatch [N], with a core
     [N, L]. Parameter noise with a core raises InputError.
     """
     network = parts.with_default_init(network, DEFAULT_NETWORK)
-    return assemble(cfg, spec, network, networks, axis_name, loss)
+    return assemble(cfg, spec, network, networks, **options)
 
 
 def assemble(
@@ -414,13 +403,10 @@ def assemble(
     spec: EnvSpec,
     network: NetworkConfig,
     networks: Callable[..., Network],
-    axis_name: str | None,
-    loss: Loss | None,
+    **options: Unpack[MakeOptions],
 ) -> Algo:
     """Returns the Algo of Q-learning with `networks(cfg, observer, network)`; other arguments as for `make`."""
-    agent = agents.make(
-        cfg, spec, network, networks, kind="q", records=Records(memory=True), axis_name=axis_name, loss=loss
-    )
+    agent = agents.make(cfg, spec, network, networks, kind="q", records=Records(memory=True), **options)
     return agents.algo(
         cfg,
         agent,
@@ -431,24 +417,3 @@ def assemble(
         outputs=outputs,
         memory=agent.net.carry,
     )._replace(choice=functools.partial(agents.choice, cfg, agent, policy))
-
-
-__all__ = [
-    "Around",
-    "Config",
-    "QLearning",
-    "Reading",
-    "act",
-    "assemble",
-    "backup",
-    "batch_from_sequences",
-    "batch_from_transitions",
-    "init",
-    "loss",
-    "make",
-    "networks",
-    "policy",
-    "q_values",
-    "taken",
-    "update",
-]  # fmt: skip

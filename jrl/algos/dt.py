@@ -18,7 +18,7 @@ Gradients and metrics are averaged over `make(..., axis_name="d")`; float hyper-
 
 import functools
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +26,7 @@ from flax import struct
 
 from jrl.algos import agent as agents
 from jrl.algos import bc, critics
-from jrl.algos.agent import ActorState, Agent, State
-from jrl.algos.custom_loss import Loss
+from jrl.algos.agent import ActorState, Agent, MakeOptions, State
 from jrl.errors import InputError
 from jrl.fields.bounds import Positive
 from jrl.fields.data import RETURN_TO_GO, TIMESTEP
@@ -65,7 +64,6 @@ class Config(bc.Cloning):
     step_scale: Positive = 1_000.0  # divisor of step numbers before the network reads them
 
     def validate(self) -> list[str]:
-        """Returns one message per invalid combination of values, with the fix."""
         return bc.loss_faults(self.loss, self.ent_coef) + super().validate()
 
 
@@ -130,8 +128,8 @@ def read(cfg: Config, batch: Batch | SequenceBatch) -> Batch | SequenceBatch:
 
 def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch, key: Key) -> tuple[State, UpdateAux]:
     """Makes one gradient step."""
-    batch = bc.read(cfg, agent, state, read(cfg, batch))
-    obs = bc.from_start(agent.net, state.params, batch.obs, critics.burn_in(batch))
+    batch = critics.read(cfg, agent, state, read(cfg, batch))
+    obs = critics.values_read(agent.net, state.params, batch.obs, critics.burn_in(batch))
     rows = bc.Rows(obs, batch.action, batch.weight)
     state, metrics = bc.descend(cfg, agent, state, functools.partial(bc.loss, cfg, agent), rows)
     return state, UpdateAux(metrics)
@@ -165,17 +163,10 @@ def outputs(cfg: Config, agent: Agent, state: State, obs: PyTree) -> dict[str, A
     return bc.outputs(cfg, agent, state, conditioned(cfg, obs, to_go, jnp.zeros((num,), jnp.int32)))
 
 
-def make(
-    cfg: Config,
-    spec: EnvSpec,
-    network: NetworkConfig = DEFAULT_NETWORK,
-    *,
-    axis_name: str | None = None,
-    loss: Loss | None = None,
-) -> Algo:
+def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, **options: Unpack[MakeOptions]) -> Algo:
     """Makes DT, an Algo that learns from data sets. Arguments and errors as for `bc.make`."""
     bc.check_loss(cfg.loss, spec)
-    agent = bc.make_agent(cfg, conditioned_spec(spec), network, bc.policy_network, axis_name=axis_name, loss=loss)
+    agent = bc.make_agent(cfg, conditioned_spec(spec), network, bc.policy_network, **options)
     algo = agents.algo(
         cfg, agent, init=bc.init, act=act, update=update, outputs=outputs, memory=agent.net.carry, ingest=ingest
     )
@@ -185,9 +176,3 @@ def make(
         return Carry(inner, jnp.zeros((batch_size,), jnp.float32), jnp.zeros((batch_size,), jnp.int32))
 
     return algo._replace(carry=carry)
-
-
-__all__ = [
-    "Carry", "Config", "act", "conditioned", "conditioned_spec", "ingest", "make", "outputs", "read", "update",
-    "with_columns",
-]  # fmt: skip

@@ -20,7 +20,7 @@ other parts of parameter noise.
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
@@ -211,46 +211,44 @@ def make(cfg: Exploration, action_space: Space, kinds: tuple[str, ...]) -> Explo
         )
     if kind == "action" and not isinstance(action_space, Box):
         raise InputError(f"algo.exploration: {cfg.name} over actions needs a Box action space, not {action_space}")
-    carry, choose = _explorer(cfg, action_space, kind)
+    carry: Callable[..., PyTree] = lambda batch_size, first=0, total=None: ()
+    match cfg:
+        case EpsilonGreedy(ladder=True):
+            assert isinstance(action_space, Discrete | MultiDiscrete)
+            carry = functools.partial(_ladder_positions, action_space.shape)
+        case OrnsteinUhlenbeck():
+            assert isinstance(action_space, Box)
+            shape = action_space.shape
+            carry = lambda batch_size, first=0, total=None: jnp.zeros((batch_size, *shape), jnp.float32)
+    choose: Callable[..., Any] = functools.partial(_choose, cfg, action_space)
+    if isinstance(cfg, Custom):
+        own_carry, choose = _custom(cfg, action_space, kind)
+        carry = lambda batch_size, first=0, total=None: own_carry(batch_size)
     random_timesteps = 0 if isinstance(cfg, Random) else cfg.random_timesteps
 
-    def at_random(key, action, mask):
-        """Returns random actions like `action`; the key may be reused, because only one of the two is used."""
-        from jrl.algos import uniform
-
-        anything = uniform.sample(action_space, key, spaces.batch_shape(action_space, action), mask)
-        return jax.tree.map(lambda new, old: new.astype(old.dtype), anything, action)
-
-    def sample(output, key, env_steps, carry, mask=None):
-        action, _, carry = choose(output, key, env_steps, carry, mask)
-        if random_timesteps:
-            anything = at_random(key, action, mask)
-            early = env_steps < random_timesteps
-            action = jax.tree.map(lambda new, old: jnp.where(early, new, old), anything, action)
-        return action, carry
-
-    def sample_and_log_prob(dist, key, env_steps, carry, mask=None):
-        action, log_prob, carry = choose(dist, key, env_steps, carry, mask)
-        log_prob = dist.log_prob(action) if log_prob is None else log_prob
-        if random_timesteps:
+    def draw(with_log_prob, output, key, env_steps, carry, mask=None):
+        action, log_prob, carry = choose(output, key, env_steps, carry, mask)
+        if with_log_prob and log_prob is None:
+            log_prob = output.log_prob(action)
+        if random_timesteps:  # the key may be reused, because only one of the two actions is used
             from jrl.algos import uniform
 
+            drawn = uniform.sample(action_space, key, spaces.batch_shape(action_space, action), mask)
             early = env_steps < random_timesteps
-            anything = at_random(key, action, mask)
-            action = jax.tree.map(lambda new, old: jnp.where(early, new, old), anything, action)
-            log_prob = jnp.where(early, uniform.log_prob(action_space, mask), log_prob)
-        return action, log_prob, carry
+            action = jax.tree.map(lambda new, old: jnp.where(early, new.astype(old.dtype), old), drawn, action)
+            if with_log_prob and log_prob is not None:
+                log_prob = jnp.where(early, uniform.log_prob(action_space, mask), log_prob)
+        return (action, log_prob, carry) if with_log_prob else (action, carry)
 
     reads_env_steps = bool(random_timesteps) or not isinstance(cfg, Stochastic | Random)
-    return Explorer(carry, sample, kind, sample_and_log_prob, reads_env_steps)
+    return Explorer(carry, functools.partial(draw, False), kind, functools.partial(draw, True), reads_env_steps)
 
 
 def validate(cfg: Exploration) -> list[str]:
     """Returns one message per invalid combination of values, with the fix; for the Config that contains `cfg`."""
-    errors: list[str] = []
     if isinstance(cfg, Custom) and not cfg.path:
-        errors.append("exploration.path is missing: expected package.module:name of a function or a class")
-    return errors
+        return ["exploration.path is missing: expected package.module:name of a function or a class"]
+    return []
 
 
 def by_choice(mask: Array | None, q: Array) -> Array | None:
@@ -258,153 +256,72 @@ def by_choice(mask: Array | None, q: Array) -> Array | None:
     return None if mask is None else mask.reshape(q.shape)
 
 
-def _explorer(cfg: Exploration, space: Space, kind: str) -> tuple[Callable, Callable]:
-    """Returns (carry, choose), as if `random_timesteps` were 0.
-
-    choose: (output, key, env_steps, carry, mask) -> (action, log_prob or None for that of the policy, carry).
-    """
-    stateless = lambda batch_size, first=0, total=None: ()
+def _choose(
+    cfg: Exploration, space: Space, output: Any, key: Any, env_steps: Any, carry: PyTree, mask: Array | None
+) -> tuple[PyTree, Array | None, PyTree]:
+    """Returns (action, its log-probability or None for that of the policy, carry) as if `random_timesteps` were 0."""
+    at = lambda schedule: schedules.value(schedule, env_steps)
+    log_prob = None
     match cfg:
-        case EpsilonGreedy():
-
-            def epsilon_greedy(q, key, env_steps, carry, mask):
-                if cfg.ladder:  # the state is the position on the ladder, because rows may be any environments
-                    base = schedules.value(cfg.ladder_base, env_steps)
-                    epsilon = ops.epsilon_ladder(base, cfg.ladder_alpha, carry)
-                    return ops.epsilon_greedy(q, key, epsilon, by_choice(mask, q)), None, carry
-                epsilon = schedules.value(cfg.epsilon, env_steps)
-                return ops.epsilon_greedy(q, key, epsilon, by_choice(mask, q)), None, carry
-
-            if cfg.ladder:
-                assert isinstance(space, Discrete | MultiDiscrete)
-                return functools.partial(_rungs, space.shape), epsilon_greedy
-            return stateless, epsilon_greedy
+        case EpsilonGreedy() | ParameterNoiseQ():  # of parameter noise, the output comes from perturbed parameters
+            if isinstance(cfg, ParameterNoiseQ):
+                epsilon: Any = cfg.random_share
+            elif cfg.ladder:  # the carry is the position on the ladder, because rows may be any environments
+                epsilon = ops.epsilon_ladder(at(cfg.ladder_base), cfg.ladder_alpha, carry)
+            else:
+                epsilon = at(cfg.epsilon)
+            action = ops.epsilon_greedy(output, key, epsilon, by_choice(mask, output))
         case SoftQ():
-
-            def soft_q(q, key, env_steps, carry, mask):
-                temperature = schedules.value(cfg.temperature, env_steps)
-                return ops.soft_q(q, key, temperature, by_choice(mask, q)), None, carry
-
-            return stateless, soft_q
+            action = ops.soft_q(output, key, at(cfg.temperature), by_choice(mask, output))
         case Gaussian():
-
-            def gaussian(action, key, env_steps, carry, mask):
-                return ops.gaussian(action, key, schedules.value(cfg.std, env_steps)), None, carry
-
-            return stateless, gaussian
+            action = ops.gaussian(output, key, at(cfg.std))
         case OrnsteinUhlenbeck():
-
-            def ornstein_uhlenbeck(action, key, env_steps, carry, mask):
-                sigma = schedules.value(cfg.sigma, env_steps)
-                noise = ops.ornstein_uhlenbeck(carry, key, theta=cfg.theta, sigma=sigma, dt=cfg.dt)
-                return jnp.clip(action + noise, -1.0, 1.0), None, noise
-
-            assert isinstance(space, Box)
-            zeros = lambda batch_size, first=0, total=None: jnp.zeros((batch_size, *space.shape), jnp.float32)
-            return zeros, ornstein_uhlenbeck
+            sigma = at(cfg.sigma)
+            carry = ops.ornstein_uhlenbeck(carry, key, theta=cfg.theta, sigma=sigma, dt=cfg.dt)
+            action = jnp.clip(output + carry, -1.0, 1.0)
         case Stochastic():
-            return stateless, lambda dist, key, env_steps, carry, mask: (dist.sample(key), None, carry)
-        case ParameterNoiseQ():  # the output comes from perturbed parameters
-            return stateless, lambda q, key, env_steps, carry, mask: (
-                ops.epsilon_greedy(q, key, cfg.random_share, by_choice(mask, q)), None, carry
-            )  # fmt: skip
-        case ParameterNoiseAction():
-            return stateless, lambda action, key, env_steps, carry, mask: (action, None, carry)
+            action = output.sample(key)
         case Random():
             from jrl.algos import uniform
 
-            def anything(output, key, env_steps, carry, mask):
-                batch = jax.tree.leaves(output)[0].shape[0]
-                action = uniform.sample(space, key, (batch,), mask)
-                return action, jnp.full((batch,), uniform.log_prob(space, mask), jnp.float32), carry
-
-            return stateless, anything
-    carry, choose = _custom(cfg, space, kind)
-    return lambda batch_size, first=0, total=None: carry(batch_size), choose
+            batch = jax.tree.leaves(output)[0].shape[0]
+            action = uniform.sample(space, key, (batch,), mask)
+            log_prob = jnp.full((batch,), uniform.log_prob(space, mask), jnp.float32)
+        case _:  # ParameterNoiseAction, whose output comes from perturbed parameters
+            action = output
+    return action, log_prob, carry
 
 
-def _rungs(shape: tuple[int, ...], batch_size: int, first: Any = 0, total: int | None = None) -> Array:
-    """Returns ladder positions [B] f32; [B, agents] for teams, whose agents are neighbours on the ladder."""
+def _ladder_positions(shape: tuple[int, ...], batch_size: int, first: Any = 0, total: int | None = None) -> Array:
+    """Returns positions [B] f32; [B, agents] for teams, whose agents are neighbours on the ladder."""
     agents = math.prod(shape)
     total = None if total is None else total * agents
     return ops.ladder_rung(batch_size * agents, first=first * agents, total=total).reshape(batch_size, *shape)
 
 
 def _custom(cfg: Custom, space: Space, kind: str) -> tuple[Callable, Callable]:
+    """Returns (carry, choose) of a user's function or class; see `_choose`."""
+    key, inputs = f"algo.exploration.path {cfg.path}", ("output", "key", "env_steps", "carry")
     found: Any = registry.load(cfg.path, "algo.exploration.path")
-    function: Any
-    carry: Callable[[int], PyTree] = lambda batch_size: ()
-    if not inspect.isclass(found):
-        _check_call(cfg, found, 4, cfg.options)
-        function = functools.partial(found, **cfg.options)
-    else:
-        _check_call(cfg, found, 0, cfg.options)
-        function = found(**cfg.options)
-        if not callable(function):
-            raise InputError(
-                f"algo.exploration.path {cfg.path}: the class needs a method "
-                "__call__(self, output, key, env_steps, carry) -> (action, carry)"
-            )
-        _check_call(cfg, function, 4, {})
-        carry = getattr(function, "carry", carry)
-
+    registry.check_call(found, key, () if inspect.isclass(found) else inputs, cfg.options)
+    function: Any = found(**cfg.options) if inspect.isclass(found) else functools.partial(found, **cfg.options)
+    if not callable(function):
+        raise InputError(f"{key}: the class needs a method __call__(self, {', '.join(inputs)}) -> (action, carry)")
+    registry.check_call(function, key, inputs)
     expected: Any = jax.tree.structure(element(space))
 
-    def choose(output, key, env_steps, carry, mask):
+    def choose(output, key_, env_steps, carry, mask):
         output = ops.masked_q(output, by_choice(mask, output)) if kind == "q" else output
-        result = function(output, key, env_steps, carry)
+        result = function(output, key_, env_steps, carry)
         if not isinstance(result, tuple) or len(result) not in (2, 3):
-            raise InputError(
-                f"algo.exploration.path {cfg.path}: it must return (action, carry) or (action, log_prob, carry), "
-                f"not {type(result).__name__}" + (f" of {len(result)}" if isinstance(result, tuple) else "")
-            )
+            got = type(result).__name__ + (f" of {len(result)}" if isinstance(result, tuple) else "")
+            raise InputError(f"{key}: it must return (action, carry) or (action, log_prob, carry), not {got}")
         action, log_prob, carry = result if len(result) == 3 else (result[0], None, result[1])
-        if jax.tree.structure(action) != expected:
-            raise InputError(
-                f"algo.exploration.path {cfg.path}: the action must be an element of {space}, {expected}, "
-                f"not {jax.tree.structure(action)}"
-            )
+        if (found := jax.tree.structure(action)) != expected:
+            raise InputError(f"{key}: the action must be an element of {space}, {expected}, not {found}")
         batch = spaces.batch_shape(space, action)
-        if log_prob is not None and jnp.shape(log_prob) != batch:
-            raise InputError(
-                f"algo.exploration.path {cfg.path}: log_prob must have the shape {batch}, one number for each action, "
-                f"not {jnp.shape(log_prob)}"
-            )
+        if log_prob is not None and (shape := jnp.shape(log_prob)) != batch:
+            raise InputError(f"{key}: log_prob must have the shape {batch}, one number for each action, not {shape}")
         return action, log_prob, carry
 
-    return carry, choose
-
-
-def _check_call(cfg: Custom, function: Callable, num_inputs: int, options: Mapping[str, Any]) -> None:
-    """Raises InputError unless `function` takes that many inputs and the options."""
-    try:
-        signature = inspect.signature(function)
-    except ValueError:  # some C functions have no signature
-        return
-    try:
-        signature.bind(*range(num_inputs), **options)
-    except TypeError as e:
-        inputs = ", ".join((*("output", "key", "env_steps", "carry")[:num_inputs], *options))
-        raise InputError(
-            f"algo.exploration.path {cfg.path}: it takes {signature} and cannot be called as ({inputs}): {e}"
-        ) from e
-
-
-__all__ = [
-    "Custom",
-    "EpsilonGreedy",
-    "Explorer",
-    "Gaussian",
-    "OrnsteinUhlenbeck",
-    "OverActions",
-    "OverDistributions",
-    "OverQ",
-    "ParameterNoiseAction",
-    "ParameterNoiseQ",
-    "Random",
-    "SoftQ",
-    "Stochastic",
-    "by_choice",
-    "make",
-    "validate",
-]
+    return getattr(function, "carry", lambda batch_size: ()), choose

@@ -133,6 +133,3 @@ def num_features(space: Space) -> int:
     """Returns D of `features`."""
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), element(space))
     return math.prod(jax.eval_shape(lambda x: features(space, x), one).shape)
-
-
-__all__ = ["NEXT", "Fqe", "Settings", "State", "features", "make", "num_features"]

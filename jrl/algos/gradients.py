@@ -85,6 +85,3 @@ def given() -> contextlib.AbstractContextManager[None]:
         return optax.GradientTransformation(start, update)
 
     return _replace_optimizer(wrap)
-
-
-__all__ = ["Given", "Taken", "given", "is_node", "taken"]

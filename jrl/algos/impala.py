@@ -16,7 +16,7 @@ Gradients and statistics are reduced over `make(..., axis_name="d")`; float hype
 import functools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +26,7 @@ from jrl import distributions
 from jrl.algos import actor_critic, custom_loss, parts
 from jrl.algos import agent as agents
 from jrl.algos.actor_critic import Rows
-from jrl.algos.agent import Agent, Common, State
-from jrl.algos.custom_loss import Loss
+from jrl.algos.agent import Agent, Common, MakeOptions, State
 from jrl.algos.exploration import OverDistributions, Stochastic
 from jrl.fields.bounds import Clip, Count, NonNegative, NonNegativeSchedule, Positive, Unit
 from jrl.networks import NetworkConfig
@@ -149,20 +148,13 @@ def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) 
     return agents.observed(agent, state, rollout), UpdateAux(jax.tree.map(jnp.mean, metrics) | {"train/lr": lr})
 
 
-def make(
-    cfg: Config,
-    spec: EnvSpec,
-    network: NetworkConfig = DEFAULT_NETWORK,
-    *,
-    axis_name: str | None = None,
-    loss: Loss | None = None,
-) -> Algo:
+def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, **options: Unpack[MakeOptions]) -> Algo:
     """Makes IMPALA, an on-policy Algo that accepts rollouts of older policies. Arguments and errors: see `jrl.algos`.
 
     A user's loss gets Columns [T, b], whole sequences; with a core the network reads their `window`. `update` raises
     InputError if num_minibatches does not divide the columns.
     """
-    agent = actor_critic.make_agent(cfg, spec, network, axis_name=axis_name, loss=loss)
+    agent = actor_critic.make_agent(cfg, spec, network, **options)
     return actor_critic.make_algo(cfg, agent, update)
 
 
@@ -181,6 +173,3 @@ def _does_not_divide(num_minibatches: int, num_envs: int) -> str:
         f"algo.num_minibatches {num_minibatches} does not divide the {num_envs} environments of a device, and "
         f"impala learns from whole sequences: use {below}, or {more} environments on each device"
     )
-
-
-__all__ = ["Columns", "Config", "evaluate", "loss", "make", "to_columns", "update", "window"]

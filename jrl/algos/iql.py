@@ -27,7 +27,7 @@ no random numbers.
 
 import math
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -38,8 +38,7 @@ from jrl import distributions, spaces
 from jrl import networks as nets
 from jrl.algos import agent as agents
 from jrl.algos import critics, parts
-from jrl.algos.agent import Agent, Common, State
-from jrl.algos.custom_loss import Loss
+from jrl.algos.agent import Agent, Common, MakeOptions, State
 from jrl.algos.exploration import OverDistributions, Stochastic
 from jrl.algos.observer import Observer
 from jrl.fields.bounds import Few, NonNegative, NonNegativeSchedule, Positive, Share
@@ -105,32 +104,24 @@ def policy_network(observer: Observer, network: NetworkConfig) -> critics.Policy
         return _gaussian(spec, spec.action, network)
     action = distributions.action_distribution(spec.action)
     net = nets.build(spec, network, {"policy": Head(action.size, 0.01)})
-    return critics.policy_of(net, lambda outputs, obs: action.make(outputs, None, observer.mask(obs)))
+    return critics.policy_of(net, lambda params, outputs, obs: action.make(outputs, None, observer.mask(obs)))
 
 
 def _gaussian(spec: EnvSpec, space: Box, network: NetworkConfig) -> critics.PolicyHeads:
     """Returns the Gaussian policy; its parameters have `log_std` [action elements] unless the network predicts it."""
     size, free = math.prod(space.shape), not network.state_dependent_std
     net = nets.build(spec, network, {"policy": Head(size if free else 2 * size, 0.01)})
-    plain = critics.policy_of(net, lambda outputs, obs: outputs)
 
-    def init(key):
-        params = plain.init(key)
+    def own_params(params):
         return {**params, "log_std": jnp.full((size,), network.log_std_init, jnp.float32)} if free else params
 
-    def distribution(params, outputs):
+    def distribution(params, outputs, obs):
         mean, log_std = (outputs, params["log_std"]) if free else jnp.split(outputs, 2, -1)
         log_std = log_std if free else log_std + network.log_std_init
         shaped = lambda x: x.reshape(*x.shape[:-1], *space.shape)
         return ClippedGaussian(jnp.tanh(shaped(mean)), shaped(jnp.clip(log_std, *_LOG_STD_RANGE)), len(space.shape))
 
-    def step(params, obs, carry):
-        outputs, carry = plain.step(params, obs, carry)
-        return distribution(params, outputs), carry
-
-    return plain._replace(
-        init=init, apply=lambda params, obs: distribution(params, plain.apply(params, obs)), step=step
-    )
+    return critics.policy_of(net, distribution, own_params=own_params)
 
 
 def init(cfg: Config, agent: Agent, key: Key) -> State:
@@ -189,7 +180,7 @@ def policy_gradient(
 
 def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch, key: Key) -> tuple[State, UpdateAux]:
     """Makes one gradient step of V, of the policy and of the critics, and moves the targets."""
-    batch = critics.read(cfg, batch, lambda obs: agent.observer.see(state.obs_stats, obs), state.return_stats)
+    batch = critics.read(cfg, agent, state, batch)
     params, burn_in, mean = state.params, critics.burn_in(batch), lambda x: jnp.mean(batch.weight * x)
     q = target_q(agent, state, batch)
     (value_loss, v), value_grad = value_gradient(cfg, agent, params["value"], batch, q)
@@ -237,14 +228,7 @@ def outputs(cfg: Config, agent: Agent, state: State, obs: PyTree) -> dict[str, A
     return result
 
 
-def make(
-    cfg: Config,
-    spec: EnvSpec,
-    network: NetworkConfig = DEFAULT_NETWORK,
-    *,
-    axis_name: str | None = None,
-    loss: Loss | None = None,
-) -> Algo:
+def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, **options: Unpack[MakeOptions]) -> Algo:
     """Makes IQL, a replay-based Algo. Arguments and errors: see `jrl.algos`.
 
     Actions are Discrete or a Box of [-1, 1]. With images every network has its own torso. `log_std_init` is the initial
@@ -259,20 +243,6 @@ def make(
         kind="distribution",
         num_critics=cfg.num_critics,
         value=critics.state_value,
-        axis_name=axis_name,
-        loss=loss,
+        **options,
     )
     return critics.make_algo(cfg, agent, init=init, update=update, ingest=agents.ingest, outputs=outputs)
-
-
-__all__ = [
-    "ClippedGaussian",
-    "Config",
-    "init",
-    "make",
-    "policy_gradient",
-    "policy_network",
-    "target_q",
-    "update",
-    "value_gradient",
-]

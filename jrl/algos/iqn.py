@@ -13,7 +13,7 @@ Targets, double, munchausen, memory, masks and replay are those of DQN.
 
 import math
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from annotated_types import Interval
 
 from jrl import networks as nets
 from jrl.algos import dqn, parts
-from jrl.algos.custom_loss import Loss
+from jrl.algos.agent import MakeOptions
 from jrl.algos.observer import Observer
 from jrl.algos.q_heads import QHead
 from jrl.networks import Head, Network, NetworkConfig
@@ -54,7 +54,6 @@ class Config(dqn.QLearning):
 
     @property
     def draws(self) -> bool:
-        """Returns whether the network's outputs depend on a key."""
         return True
 
 
@@ -94,17 +93,7 @@ def networks(cfg: Config, observer: Observer, network: NetworkConfig) -> Network
     return Network(init, apply, base.carry, step, unroll)
 
 
-def make(
-    cfg: Config,
-    spec: EnvSpec,
-    network: NetworkConfig = DEFAULT_NETWORK,
-    *,
-    axis_name: str | None = None,
-    loss: Loss | None = None,
-) -> Algo:
+def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, **options: Unpack[MakeOptions]) -> Algo:
     """Makes IQN, a replay-based Algo. Arguments and errors: see `jrl.algos`."""
     network = parts.with_default_init(network, DEFAULT_NETWORK)
-    return dqn.assemble(cfg, spec, network, networks, axis_name, loss)
-
-
-__all__ = ["Config", "make", "networks"]
+    return dqn.assemble(cfg, spec, network, networks, **options)

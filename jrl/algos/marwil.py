@@ -35,15 +35,14 @@ sequence. Gradients, metrics, c and the softmax are reduced over `make(..., axis
 
 import functools
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Unpack
 
 import jax.numpy as jnp
 from flax import struct
 
 from jrl.algos import actor_critic, bc, critics, parts
 from jrl.algos import agent as agents
-from jrl.algos.agent import Agent, State
-from jrl.algos.custom_loss import Loss
+from jrl.algos.agent import Agent, MakeOptions, State
 from jrl.fields.bounds import Clip, NonNegative, Positive, Unit
 from jrl.networks import NetworkConfig
 from jrl.ops import collectives
@@ -81,7 +80,7 @@ def init(cfg: Config, agent: Agent, key: Key) -> State:
 def values(agent: Agent, params: PyTree, batch: Batch) -> tuple[Array, Array]:
     """Returns V(obs) and V(next_obs), both [N]; of Sequences [N, L]."""
     net, steps = agent.net, critics.burn_in(batch)
-    after = net.value(params, bc.from_start(net, params, batch.next_obs, steps))
+    after = net.value(params, critics.values_read(net, params, batch.next_obs, steps))
     # the Window of next_obs contains the one of obs
     value = after[:, :-1] if isinstance(batch, critics.Sequences) else net.value(params, batch.obs)
     return value, critics.select_following(batch, after)
@@ -116,7 +115,7 @@ def targets(cfg: Config, agent: Agent, state: State, batch: Batch) -> tuple[Rows
     imitation = imitation_weight(cfg, advantage, batch.weight, adv_norm, agent.axis_name)
     metrics = parts.value_metrics(target, value, batch.weight, agent.axis_name)
     metrics |= {"policy/imitation": mean(imitation), "policy/adv_norm": jnp.sqrt(adv_norm)}
-    obs = bc.from_start(agent.net, state.params, batch.obs, critics.burn_in(batch))
+    obs = critics.values_read(agent.net, state.params, batch.obs, critics.burn_in(batch))
     return Rows(obs, batch.action, advantage, target, batch.weight, imitation), adv_norm, metrics
 
 
@@ -132,25 +131,15 @@ def loss(cfg: Config, agent: Agent, params: PyTree, rows: Rows, *, ent_coef: Any
 
 def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch, key: Key) -> tuple[State, UpdateAux]:
     """Makes one gradient step."""
-    rows, adv_norm, value_metrics = targets(cfg, agent, state, bc.read(cfg, agent, state, batch))
+    rows, adv_norm, value_metrics = targets(cfg, agent, state, critics.read(cfg, agent, state, batch))
     state, metrics = bc.descend(cfg, agent, state, functools.partial(loss, cfg, agent), rows)
     return replace(state, own={**state.own, "adv_norm": adv_norm}), UpdateAux(metrics | value_metrics)
 
 
-def make(
-    cfg: Config,
-    spec: EnvSpec,
-    network: NetworkConfig = DEFAULT_NETWORK,
-    *,
-    axis_name: str | None = None,
-    loss: Loss | None = None,
-) -> Algo:
+def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, **options: Unpack[MakeOptions]) -> Algo:
     """Makes MARWIL, an Algo that learns from data sets. Arguments and errors: see `jrl.algos`.
 
     With `network.shared` the value network shares the policy's torso. A user's loss gets Rows [N].
     """
-    agent = bc.make_agent(cfg, spec, network, actor_critic.networks, axis_name=axis_name, loss=loss)
+    agent = bc.make_agent(cfg, spec, network, actor_critic.networks, **options)
     return actor_critic.make_algo(cfg, agent, update, init=init, ingest=agents.ingest)
-
-
-__all__ = ["Config", "Rows", "imitation_weight", "init", "loss", "make", "targets", "update", "values"]

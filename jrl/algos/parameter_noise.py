@@ -102,6 +102,3 @@ def _distance(cfg: Any, env_steps, exact, noisy, mask, axis_name) -> tuple[Array
         return parts.pmean(ops.epsilon_kl(epsilon, num_allowed).mean(), axis_name), distance
     mean_square = parts.pmean(jnp.square(exact - noisy).mean(), axis_name)
     return schedules.value(cfg.target_std, env_steps), jnp.sqrt(mean_square)
-
-
-__all__ = ["Noise", "adapt", "init_noise", "metrics", "perturb", "refuse_memory"]

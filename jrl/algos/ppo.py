@@ -11,7 +11,7 @@ and statistics are averaged over that axis. Float hyper-parameters are pytree le
 
 import functools
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,7 @@ from flax import struct
 from jrl import distributions
 from jrl.algos import actor_critic, custom_loss, parts
 from jrl.algos import agent as agents
-from jrl.algos.agent import Agent, Common, State
-from jrl.algos.custom_loss import Loss
+from jrl.algos.agent import Agent, Common, MakeOptions, State
 from jrl.algos.exploration import OverDistributions, Stochastic
 from jrl.fields.bounds import Amount, Count, NonNegative, NonNegativeSchedule, Positive, Unit
 from jrl.networks import NetworkConfig
@@ -60,7 +59,6 @@ class ClippedSteps(Common):
     exploration: OverDistributions = Stochastic()
 
     def validate(self) -> list[str]:
-        """Returns one message per invalid combination of values, with the fix."""
         return self.kl_faults() + super().validate()
 
     def kl_faults(self, *, moving: bool = False) -> list[str]:
@@ -264,33 +262,9 @@ def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) 
     return agents.observed(agent, state, rollout), UpdateAux(metrics | value_metrics)
 
 
-def make(
-    cfg: Config,
-    spec: EnvSpec,
-    network: NetworkConfig = DEFAULT_NETWORK,
-    *,
-    axis_name: str | None = None,
-    loss: Loss | None = None,
-) -> Algo:
+def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, **options: Unpack[MakeOptions]) -> Algo:
     """Makes PPO, an on-policy Algo. A user's loss gets Rows [N]. Arguments and errors: see `jrl.algos`."""
     check_policy_after(cfg, network)
-    agent = actor_critic.make_agent(cfg, spec, network, axis_name=axis_name, loss=loss)
+    agent = actor_critic.make_agent(cfg, spec, network, **options)
     # with a shared torso, recording the value while acting costs only its head; else computing it later is cheaper
     return actor_critic.make_algo(cfg, agent, update, init=init, record_value=network.shared)
-
-
-__all__ = [
-    "ClippedSteps",
-    "Config",
-    "Rows",
-    "adapted_kl_coef",
-    "check_policy_after",
-    "improve",
-    "init",
-    "loss",
-    "make",
-    "measured",
-    "reset_optimizer",
-    "targets",
-    "update",
-]

@@ -20,7 +20,7 @@ the agents' Q values (`jrl.algos.teams`), and targets take each agent's best act
 import functools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -31,8 +31,7 @@ from jrl import spaces
 from jrl.algos import agent as agents
 from jrl.algos import custom_loss, parameter_noise, parts, sequences, teams
 from jrl.algos import observer as observers
-from jrl.algos.agent import ActorState, Agent, Common, Records, State
-from jrl.algos.custom_loss import Loss
+from jrl.algos.agent import ActorState, Agent, Common, MakeOptions, Records, State
 from jrl.algos.exploration import EpsilonGreedy, OverQ
 from jrl.algos.observer import Observer
 from jrl.fields.bounds import Count, NonNegativeSchedule, Positive, Unit
@@ -261,14 +260,7 @@ def _check_team(cfg: Config, spec: EnvSpec) -> None:
         raise InputError("algo.mixer: expected sum or qmix for a team of agents, got none: set algo.mixer=sum or qmix")
 
 
-def make(
-    cfg: Config,
-    spec: EnvSpec,
-    network: NetworkConfig = DEFAULT_NETWORK,
-    *,
-    axis_name: str | None = None,
-    loss: Loss | None = None,
-) -> Algo:
+def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, **options: Unpack[MakeOptions]) -> Algo:
     """Makes PQN, an on-policy Algo. A user's loss gets Rows [N], with a core [N, L]. Arguments: see `jrl.algos`.
 
     Raises:
@@ -277,31 +269,6 @@ def make(
     """
     _check_team(cfg, spec)
     network = parts.with_default_init(network, DEFAULT_NETWORK)
-    agent = agents.make(
-        cfg, spec, network, networks, kind="q", records=Records(seen=True), axis_name=axis_name, loss=loss
-    )
-    return agents.algo(
-        cfg,
-        agent,
-        init=init,
-        policy=policy,
-        update=update,
-        outputs=outputs,
-        memory=agent.net.carry,
-    )
-
-
-__all__ = [
-    "Config",
-    "Reading",
-    "Rows",
-    "best",
-    "init",
-    "loss",
-    "make",
-    "policy",
-    "q_values",
-    "taken",
-    "targets",
-    "update",
-]
+    agent = agents.make(cfg, spec, network, networks, kind="q", records=Records(seen=True), **options)
+    carry = agent.net.carry
+    return agents.algo(cfg, agent, init=init, policy=policy, update=update, outputs=outputs, memory=carry)

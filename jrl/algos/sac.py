@@ -22,7 +22,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -31,9 +31,8 @@ from jrl import distributions
 from jrl import networks as nets
 from jrl.algos import agent as agents
 from jrl.algos import conservative, critics, parts
-from jrl.algos.agent import Agent, Common, State
+from jrl.algos.agent import Agent, Common, MakeOptions, State
 from jrl.algos.critics import q_taken, select_taken
-from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import OverDistributions, Stochastic
 from jrl.algos.observer import Observer
 from jrl.fields.bounds import Amount, Count, Few, NonNegative, NonNegativeSchedule, Positive, Share
@@ -92,7 +91,6 @@ class Config(Common):
     exploration: OverDistributions = Stochastic()
 
     def validate(self) -> list[str]:
-        """Returns one message per invalid combination of values, with the fix."""
         errors: list[str] = []
         if self.target_critics is not None and self.target_critics > self.num_critics:
             errors.append(f"target_critics {self.target_critics} must be at most num_critics {self.num_critics}")
@@ -113,7 +111,7 @@ def policy_network(observer: Observer, network: NetworkConfig) -> critics.Policy
     gaussian = isinstance(spec.action, Box)
     net = nets.build(spec, network, {"policy": Head(action.size * (2 if gaussian else 1), 0.01)})
 
-    def output(outputs, obs):
+    def output(params, outputs, obs):
         if not gaussian:
             return action.make(outputs, None, observer.mask(obs))
         mean, log_std = jnp.split(outputs, 2, -1)
@@ -140,19 +138,13 @@ def ent_coef_at(cfg: Config, state: State) -> Array:
     return schedules.value(cfg.ent_coef, state.env_steps)
 
 
-def chosen(agent: Agent, actor_params: PyTree, obs: PyTree, burn_in: int) -> Any:
-    """Returns the policy's distributions [N, *]; for a Window [N, L, *], after its first `burn_in` rows."""
-    policy = agent.net.policy
-    return policy.apply(actor_params, critics.policy_reads(policy, actor_params, obs, burn_in))
-
-
 def under_policy(
     agent: Agent, dist: Any, critic_params: PyTree, obs: PyTree, noise: Any, over: Callable, burn_in: int
 ) -> tuple[Any, Any]:
     """Returns Q and log pi [N] of a sampled action, or exact expectations for Discrete actions; [N, L] of Windows.
 
     Args:
-      dist: the policy's distributions at `obs`, see `chosen`.
+      dist: the policy's distributions at `obs`, see `critics.policy_output`.
       noise: standard normal numbers for the sample; None for Discrete actions.
       over: reduction of the critics' values [C, ...] along axis 0, such as jnp.min.
       burn_in: rows of a Window that only restore the memory.
@@ -219,13 +211,14 @@ def critic_step(
         some = random.permutation(key, cfg.num_critics)[: cfg.target_critics]
         target_critic = jax.tree.map(lambda x: x[some], target_critic)
     params, burn_in = state.params["critic"], critics.burn_in(batch)
-    dist = chosen(agent, state.params["actor"], batch.next_obs, burn_in)
+    actor = functools.partial(critics.policy_output, agent, state.params["actor"])
+    dist = actor(batch.next_obs, burn_in)
     if cfg.conservative:
         taken = functools.partial(q_taken_and_gap, cfg, agent, state)
         if isinstance(space, Box):
             there_key, here_key = jax.random.split(key)
             there = conservative.sampled(dist, cfg.cql_actions, there_key, agent.axis_name)
-            here = conservative.before(batch, dist) or chosen(agent, state.params["actor"], batch.obs, burn_in)
+            here = conservative.before(batch, dist) or actor(batch.obs, burn_in)
             batch = conservative.with_samples(cfg, agent, batch, here, there, here_key)
     if cfg.cql_max_q_backup and there is not None:
         q, log_prob = conservative.best(agent, target_critic, batch.next_obs, there, burn_in)
@@ -250,7 +243,7 @@ def policy_step(cfg: Config, agent: Agent, state: State, batch: Batch, noise: An
     mean = lambda x: jnp.mean(batch.weight * x)
 
     def policy_loss(actor_params):
-        dist = chosen(agent, actor_params, batch.obs, burn_in)
+        dist = critics.policy_output(agent, actor_params, batch.obs, burn_in)
         q, log_prob = under_policy(agent, dist, state.params["critic"], batch.obs, noise, over, burn_in)
         if cfg.bc_updates:
             q = jnp.where(state.updates <= cfg.bc_updates, dist.log_prob(batch.action), q)
@@ -268,7 +261,7 @@ def policy_step(cfg: Config, agent: Agent, state: State, batch: Batch, noise: An
 
 def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch, key: Key) -> tuple[State, UpdateAux]:
     """Makes one gradient step of the critics and, if it is due, of the policy; moves the target networks."""
-    batch = critics.read(cfg, batch, lambda obs: agent.observer.see(state.obs_stats, obs), state.return_stats)
+    batch = critics.read(cfg, agent, state, batch)
     noise_key, choice_key = jax.random.split(key) if cfg.target_critics is not None else (key, key)
     noise: Any = (None, None)
     if isinstance(agent.spec.action, Box):
@@ -294,14 +287,7 @@ def outputs(cfg: Config, agent: Agent, state: State, obs: PyTree) -> dict[str, A
     return {"distribution": dist, "value": jnp.min(critics.at_start(critic, params, obs, dist.mode()), 0)}
 
 
-def make(
-    cfg: Config,
-    spec: EnvSpec,
-    network: NetworkConfig = DEFAULT_NETWORK,
-    *,
-    axis_name: str | None = None,
-    loss: Loss | None = None,
-) -> Algo:
+def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, **options: Unpack[MakeOptions]) -> Algo:
     """Makes SAC, a replay-based Algo. Arguments and errors: see `jrl.algos`.
 
     Actions are Discrete or a Box of [-1, 1]. With images every network has its own torso. `log_std_init` is added to
@@ -316,25 +302,6 @@ def make(
         policy_network,
         kind="distribution",
         num_critics=cfg.num_critics,
-        axis_name=axis_name,
-        loss=loss,
+        **options,
     )
     return critics.make_algo(cfg, agent, init=init, update=update, ingest=agents.ingest, outputs=outputs)
-
-
-__all__ = [
-    "Config",
-    "chosen",
-    "critic_step",
-    "ent_coef_at",
-    "init",
-    "make",
-    "policy_network",
-    "policy_step",
-    "q_taken",
-    "q_taken_and_gap",
-    "select_taken",
-    "target_entropy",
-    "under_policy",
-    "update",
-]

@@ -134,17 +134,3 @@ def sequence_priority(error: Array, weight: Array, eta: float = 0.9) -> Array:
 def pick(x: Array, index: Array) -> Array:
     """Returns rows `index` [N, L] of x [N, M, *], [N, L, *]."""
     return jnp.take_along_axis(x, jnp.expand_dims(index, tuple(range(2, x.ndim))), 1)
-
-
-__all__ = [
-    "along",
-    "burn_in",
-    "cut",
-    "flat",
-    "length_of",
-    "pick",
-    "sequence_priority",
-    "split",
-    "warm_up",
-    "without_masked",
-]

@@ -27,7 +27,7 @@ with all rows.
 import functools
 import math
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -35,9 +35,8 @@ import jax.numpy as jnp
 from jrl import networks as nets
 from jrl.algos import agent as agents
 from jrl.algos import critics, parameter_noise, parts
-from jrl.algos.agent import Agent, Common, State
+from jrl.algos.agent import Agent, Common, MakeOptions, State
 from jrl.algos.critics import q_taken
-from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import Gaussian, OverActions
 from jrl.algos.observer import Observer
 from jrl.fields.bounds import Amount, Count, Few, NonNegative, NonNegativeSchedule, Positive, Share
@@ -91,7 +90,6 @@ class Config(Common):
         return () if self.critic_bc is None else (NEXT_ACTION,)
 
     def validate(self) -> list[str]:
-        """Returns one message per invalid combination of values, with the fix."""
         errors: list[str] = []
         if self.bc_alpha is not None and self.actor_bc is not None:
             errors.append(
@@ -107,7 +105,7 @@ def policy_network(observer: Observer, network: NetworkConfig) -> critics.Policy
     shape = observer.spec.action.shape
     net = nets.build(observer.spec, network, {"policy": Head(math.prod(shape), 0.01)})
 
-    def output(outputs, obs):
+    def output(params, outputs, obs):
         outputs = jnp.tanh(outputs)
         return outputs.reshape(*outputs.shape[:-1], *shape)
 
@@ -120,16 +118,10 @@ def init(cfg: Config, agent: Agent, key: Key) -> State:
     return agents.begin(cfg, agent, key, params, target_params=params, by_part=True, policy_loss=jnp.zeros(()))
 
 
-def chosen(agent: Agent, params: PyTree, obs: PyTree, burn_in: int) -> Array:
-    """Returns the policy's actions [N, *]; of Windows [N, L, *]."""
-    policy = agent.net.policy
-    return policy.apply(params, critics.policy_reads(policy, params, obs, burn_in))
-
-
 def target_of(cfg: Config, agent: Agent, state: State, batch: Batch, key: Key) -> Array:
     """Returns reward + discount min Q'(next_obs, pi'(next_obs) + clipped noise) [N] (arXiv:1802.09477, alg. 1)."""
     critic, params, burn_in = agent.net.critic, state.target_params["critic"], critics.burn_in(batch)
-    action = chosen(agent, state.target_params["actor"], batch.next_obs, burn_in)
+    action = critics.policy_output(agent, state.target_params["actor"], batch.next_obs, burn_in)
     drawn = cfg.target_noise * critics.noise(key, action.shape[0], action.shape[1:], agent.axis_name)
     action = jnp.clip(action + jnp.clip(drawn, -cfg.target_noise_clip, cfg.target_noise_clip), -1.0, 1.0)
     q = critic.apply(params, critics.critics_read(critic, params, batch.next_obs, burn_in), action).min(0)
@@ -185,7 +177,7 @@ def policy_step(cfg: Config, agent: Agent, state: State, batch: Batch) -> State:
     obs = critics.critics_read(critic, first, batch.obs, burn_in)
 
     def policy_loss(actor_params):
-        action = chosen(agent, actor_params, batch.obs, burn_in)
+        action = critics.policy_output(agent, actor_params, batch.obs, burn_in)
         q = critic.apply(first, obs, action)[0]
         if cfg.bc_alpha is None and cfg.actor_bc is None:
             return -jnp.mean(batch.weight * q)
@@ -206,7 +198,7 @@ def move_critic_targets(cfg: Config, state: State) -> State:
 
 def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch, key: Key) -> tuple[State, UpdateAux]:
     """Makes one gradient step of the critics and, if it is due, of the policy."""
-    batch = critics.read(cfg, batch, lambda obs: agent.observer.see(state.obs_stats, obs), state.return_stats)
+    batch = critics.read(cfg, agent, state, batch)
     params = state.params["critic"]
     obs = critics.critics_read(agent.net.critic, params, batch.obs, critics.burn_in(batch))
     taken = functools.partial(q_taken, agent)
@@ -237,14 +229,7 @@ def outputs(cfg: Config, agent: Agent, state: State, obs: PyTree) -> dict[str, A
     return {"value": jnp.min(critics.at_start(critic, state.params["critic"], obs, action), 0)}
 
 
-def make(
-    cfg: Config,
-    spec: EnvSpec,
-    network: NetworkConfig = DEFAULT_NETWORK,
-    *,
-    axis_name: str | None = None,
-    loss: Loss | None = None,
-) -> Algo:
+def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, **options: Unpack[MakeOptions]) -> Algo:
     """Makes TD3, a replay-based Algo. Arguments and errors: see `jrl.algos`.
 
     Actions are a Box of [-1, 1]. With images every network has its own torso. A user's loss replaces the critics' loss
@@ -252,23 +237,6 @@ def make(
     """
     network = parts.with_default_init(network, DEFAULT_NETWORK)
     agent = critics.make_agent(
-        cfg, spec, network, policy_network, kind="action", num_critics=cfg.num_critics, axis_name=axis_name, loss=loss
+        cfg, spec, network, policy_network, kind="action", num_critics=cfg.num_critics, **options
     )
     return critics.make_algo(cfg, agent, init=init, update=update, ingest=ingest, outputs=outputs)
-
-
-__all__ = [
-    "Config",
-    "chosen",
-    "distance",
-    "init",
-    "loss_near_data",
-    "make",
-    "move_critic_targets",
-    "next_distance",
-    "policy_network",
-    "policy_step",
-    "q_taken",
-    "target_of",
-    "update",
-]

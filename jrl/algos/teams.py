@@ -261,6 +261,3 @@ def best(agent: Agent, outputs: Array, mask: Array | None) -> Array:
     """Returns each agent's best action [..., A] among those that the mask [..., A * n] allows."""
     q = by_agent(agent, outputs)
     return ops.masked_argmax(q, by_choice(mask, q))
-
-
-__all__ = ["Mixing", "Team", "best", "by_agent", "concatenate_heads", "is_team", "mix", "networks", "taken", "team_of"]

@@ -99,6 +99,3 @@ def _finite_bounds(space: Box) -> tuple[np.ndarray, np.ndarray]:
     low, high = space.bounds()
     finite = np.isfinite(low) & np.isfinite(high)
     return np.where(finite, low, -1.0), np.where(finite, high, 1.0)
-
-
-__all__ = ["covers", "log_prob", "sample"]

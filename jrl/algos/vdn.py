@@ -11,11 +11,10 @@ Each agent explores independently. With `network.core` each agent has its own me
 """
 
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Unpack
 
 from jrl.algos import dqn, parts, q_heads, teams
-from jrl.algos.agent import Agent
-from jrl.algos.custom_loss import Loss
+from jrl.algos.agent import Agent, MakeOptions
 from jrl.networks import NetworkConfig
 from jrl.types import Algo, Array, EnvSpec, MultiDiscrete, hyperparams
 
@@ -42,7 +41,6 @@ class Config(teams.Mixing, dqn.QLearning):
         return dqn.Reading(flat, teams.by_agent, taken, backup)
 
     def validate(self) -> list[str]:
-        """Returns one message per invalid combination of values, with the fix."""
         errors: list[str] = []
         if self.conservative:
             errors.append("conservative compares all of one agent's actions, a team has too many: leave it out")
@@ -72,14 +70,7 @@ def backup(cfg: Config, agent: Agent, around: dqn.Around, action: Array, reward:
     return reward[:, None] + discount[:, None] * taken(cfg, agent, around.after, best)
 
 
-def make(
-    cfg: Config,
-    spec: EnvSpec,
-    network: NetworkConfig = DEFAULT_NETWORK,
-    *,
-    axis_name: str | None = None,
-    loss: Loss | None = None,
-) -> Algo:
+def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, **options: Unpack[MakeOptions]) -> Algo:
     """Makes VDN or QMIX, a replay-based Algo. Arguments and errors: see `jrl.algos`.
 
     `spec` has the spaces of a team (`jrl.envs.team`): a Dict observation with `agents`, and optionally `state`,
@@ -89,7 +80,4 @@ def make(
     """
     teams.team_of(spec, "vdn")
     network = parts.with_default_init(network, DEFAULT_NETWORK)
-    return dqn.assemble(cfg, spec, network, teams.networks, axis_name, loss)
-
-
-__all__ = ["Config", "backup", "make", "taken"]
+    return dqn.assemble(cfg, spec, network, teams.networks, **options)

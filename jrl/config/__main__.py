@@ -15,7 +15,7 @@ from jrl.host import command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return the exit status: 0, or 2 for bad input."""
+    """Runs the command; return the exit status: 0, or 2 for bad input."""
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] == "migrate":
         from jrl import migrate
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             from jrl.sweep import settings
 
             sweep, data, args.overrides = settings.read_settings(data, {}, args.overrides)
-        cfg, origins = config.read(data, args.overrides, flags, args.stop, None)
+        cfg, origins = config.read(data, args.overrides, flags, args.stop)
         if sweep:
             settings.check_spaces(cfg, sweep)
         if args.network:

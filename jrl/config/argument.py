@@ -15,7 +15,7 @@ def given(
     over_it: Mapping[str, Any] | None = None,
     tell: Callable[[str], None],
 ) -> Mapping[str, Any]:
-    """Return the plain data of a command's config argument; a config of RLlib is migrated.
+    """Returns the plain data of a command's config argument; a config of RLlib is migrated.
 
     Args:
       source: path of a file, name of a shipped config, the data of a config, or None for defaults.

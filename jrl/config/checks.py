@@ -42,21 +42,18 @@ _METRICS = (
 
 
 def faults(cfg: Any) -> Iterator[Fault]:
-    """Yield a fault for each refused combination of values."""
+    """Yields a fault for each refused combination of values."""
     yield from refused(TABLE, cfg)
     yield from split_faults(cfg, Sizes(cfg).learners)
 
 
 def split_faults(cfg: Any, learners: int) -> Iterator[Fault]:
-    """Yield a fault for each size that `learners` devices, and the collecting devices or runners, cannot split."""
-    if too_large := list(refused(SIZES, cfg)):
-        yield from too_large  # their products are meaningless
-    else:
-        yield from refused(SPLITS, cfg, learners)
+    """Yields a fault for each size that `learners` devices, and the collecting devices or runners, cannot split."""
+    yield from refused(SPLITS, cfg, learners)
 
 
 def command_faults(cfg: Any) -> Iterator[Fault]:
-    """Yield a fault for each key that only commands need: an end of the run, and evaluations for its metrics."""
+    """Yields a fault for each key that only commands need: an end of the run, and evaluations for its metrics."""
     yield from refused(COMMANDS, cfg)
     for key, name in (
         {f"stop.{n}": n for n in cfg.stop} | {"checkpoint.keep_best_by": cfg.checkpoint.keep_best_by}
@@ -68,7 +65,7 @@ def command_faults(cfg: Any) -> Iterator[Fault]:
 
 
 def evaluates(cfg: Any) -> bool:
-    """Return whether a run is evaluated during training."""
+    """Returns whether a run is evaluated during training."""
     return bool(cfg.evaluation.every or cfg.evaluation.interval)
 
 
@@ -77,7 +74,7 @@ def _tenth(cfg: Any) -> int:
 
 
 def metric_fault(cfg: Any, key: str, name: str, *, evaluated: bool = True) -> str:
-    """Return a message if no result row can have the metric; "" if a row may have it, or if the user's code may add it.
+    """Returns a message if no result row can have the metric; "" if a row, or the user's code, may add it.
 
     Args:
       cfg: config of the run.
@@ -97,7 +94,7 @@ def metric_fault(cfg: Any, key: str, name: str, *, evaluated: bool = True) -> st
 
 
 def missing_metric(key: str, name: str, rows: Sequence[str]) -> str:
-    """Return a message if result rows with keys `rows` lack the metric `name`; "" if they have it or later will."""
+    """Returns a message if result rows with keys `rows` lack the metric `name`; "" if they have it or later will."""
     if name in rows or name in _METRICS:
         return ""
     near = [k for k in rows if k.endswith(f"/{name}")][:2] or difflib.get_close_matches(name, rows, 1)
@@ -112,11 +109,11 @@ def _value(cfg: Any, key: str) -> Any:
 
 
 # values that change nothing
-_UNSET: tuple[Any, ...] = (None, False, 0, (), {}, "sync", "auto", "truncate_episodes", "independent")
+_UNSET: tuple[Any, ...] = (None, False, 0, (), {}, "sync", "auto", "device", "truncate_episodes", "independent")
 
 
 def _excluded(cause: str, when: Callable[[Any], Any], reasons: Mapping[str, str], message: str) -> list[Row]:
-    """Return a row for each key that another key excludes.
+    """Returns a row for each key that another key excludes.
 
     Args:
       cause: the other key.
@@ -140,7 +137,7 @@ def _name(cfg: Any) -> str:
 
 
 def _input_fault(cfg: Any) -> str:
-    """Return the message about a faulty `data.input`; "" if it is valid or not set."""
+    """Returns the message about a faulty `data.input`; "" if it is valid or not set."""
     kind, value, inputs = learns_from(cfg.algo), cfg.data.input, shares(cfg.data)
     if kind is DataSets and (value is None or SAMPLER in inputs):
         fix = "set it, e.g. data.input=runs/data/cartpole-expert" if value is None else f"leave {SAMPLER} out"
@@ -171,7 +168,6 @@ def _acts_nowhere(cfg: Any) -> bool:
     return not cfg.env.id and cfg.external is None
 
 
-_OF_DATA_ALONE = f"data.{{}}: it is for runs that learn from data.input alone, and data.input names {SAMPLER}: {{}}"
 # fmt: off
 _DATA = (
     Row("data.input algo.name", _input_fault),
@@ -203,17 +199,16 @@ _DATA = (
         )),
     Row("data.input replay.batch_size", lambda c: _is_mixed(c) and len(shares(c.data)) > c.replay.batch_size,
         "data.input: there are more inputs than rows of a batch: raise replay.batch_size"),
-    Row("data.validation data.input", lambda c: _is_mixed(c) and c.data.validation > 0,
-        _OF_DATA_ALONE.format("validation", "leave it out, and judge by evaluation.every")),
-    Row("data.validation_batches data.input",
-        lambda c: _is_mixed(c) and c.data.validation_batches != datasets.DataConfig().validation_batches,
-        _OF_DATA_ALONE.format("validation_batches", "leave it out")),
-    Row("data.updates_per_iteration data.input", lambda c: _is_mixed(c) and c.data.updates_per_iteration is not None,
-        _OF_DATA_ALONE.format(
-            "updates_per_iteration", "use replay.updates_per_step, the updates for each environment step"
-        )),
-    Row("data.placement data.input", lambda c: _is_mixed(c) and c.data.placement == "host",
-        _OF_DATA_ALONE.format("placement", "here the data are on the devices, beside replay: leave it out")),
+    *_excluded(
+        "data.input",
+        _is_mixed,
+        {
+            "data.validation": "leave it out, and judge by evaluation.every",
+            "data.updates_per_iteration": "use replay.updates_per_step, the updates for each environment step",
+            "data.placement": "here the data are on the devices, beside replay: leave it out",
+        },
+        f"{{key}}: it is for runs that learn from data.input alone, and data.input names {SAMPLER}: {{why}}",
+    ),
     *_excluded(
         "data.input",
         _has_data_alone,
@@ -264,7 +259,7 @@ _DATA = (
 
 
 def _own_spaces(cfg: Any) -> list[str]:
-    """Return the keys of spaces that are set in `external`."""
+    """Returns the keys of spaces that are set in `external`."""
     section = cfg.external
     return [key for key in ("observation", "action") if section is not None and getattr(section, key) is not None]
 
@@ -526,60 +521,6 @@ COMMANDS = (  # checks for commands only: from Python, the caller ends the run a
 # fmt: on
 
 
-# ---------------------------------------------------------------- sizes that no machine has
-
-_MOST_BYTES = 2**40  # 1 TiB; smaller sizes are checked when the spaces of the environments are known
-_ROW_BYTES = 16  # a row without its observation
-_PROCESS_BYTES = 50e6  # a worker process
-
-
-def _carry_bytes(cfg: Any) -> float:
-    core = cfg.network.core
-    return 4 * Sizes(cfg).columns * getattr(core, "memory", 1) * getattr(core, "size", 0) * getattr(core, "layers", 1)
-
-
-def _sampled_bytes(cfg: Any) -> float:
-    if cfg.replay is None:
-        return 0.0
-    sequence = Sizes(cfg).sequence_length + cfg.replay.burn_in if cfg.network.recurrent else 1
-    return _ROW_BYTES * cfg.replay.batch_size * max(_most_steps(cfg.replay), sequence)
-
-
-def _most_steps(replay: Any) -> int:
-    return max(replay.n_step) if isinstance(replay.n_step, tuple) else replay.n_step
-
-
-def _too_large(keys: str, size_of: Callable[[Any], float]) -> Row:
-    """Return a row that refuses a part of a run whose least size, config -> bytes, exceeds 1 TiB."""
-    first, *others = keys.split()
-
-    def fault(cfg: Any) -> str:
-        size = size_of(cfg)
-        fix = f"lower it, or {' or '.join(others)}"
-        return f"{first}: needs {size / 2**40:,.1f} TiB of memory or more: {fix}" if size > _MOST_BYTES else ""
-
-    return Row(keys, fault)
-
-
-SIZES = (
-    Row(  # a Config of the user may lack the range in its annotation
-        "algo.num_minibatches",
-        lambda c: (
-            isinstance(n := Sizes(c).passes.num_minibatches, int)
-            and validation.fault(n, bounds.Count, "algo.num_minibatches")
-        ),
-    ),
-    _too_large("network.hidden network.head_hidden network.core", lambda c: 16 * Sizes(c).num_parameters),
-    _too_large("network.core env.num_envs", _carry_bytes),
-    _too_large(
-        "rollout.length env.num_envs algo.circular_buffer_num_batches",
-        lambda c: _ROW_BYTES * Sizes(c).columns * Sizes(c).length * Sizes(c).passes.circular_buffer_num_batches,
-    ),
-    _too_large(f"env.num_envs {PROCESSES}", lambda c: _PROCESS_BYTES * c.env.num_processes),
-    _too_large("replay.batch_size replay.n_step network.max_seq_len", _sampled_bytes),
-)
-
-
 # ---------------------------------------------------------------- shares of devices that learn and collect
 
 
@@ -672,7 +613,8 @@ def _capacity_fault(cfg: Any, devices: int) -> str:
     if not _collects_into_replay(cfg) or _train_every_fault(cfg):
         return ""
     replay, sequences = cfg.replay, ""
-    span = max(_most_steps(replay), replay.frame_stack or 1) + 1
+    most_steps = max(replay.n_step) if isinstance(replay.n_step, tuple) else replay.n_step
+    span = max(most_steps, replay.frame_stack or 1) + 1
     if cfg.network.recurrent:
         length = Sizes(cfg).sequence_length
         span = replay.burn_in + length + (replay.frame_stack or 1) + 1
@@ -723,7 +665,7 @@ SPLITS = (  # conditions (config, number of learning devices)
 
 
 def _near(number: int, unit: int) -> str:
-    """Return the two multiples of a unit around a number, as text."""
+    """Returns the two multiples of a unit around a number, as text."""
     return _either([number - number % unit, number + unit - number % unit])
 
 

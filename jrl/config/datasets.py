@@ -95,7 +95,7 @@ class DataConfig:
 
 
 def shares(data: DataConfig) -> dict[str, float]:
-    """Return the inputs of a run and their shares of each batch, which sum to 1; {} without data."""
+    """Returns the inputs of a run and their shares of each batch, which sum to 1; {} without data."""
     given = data.input
     if given is None:
         return {}
@@ -106,28 +106,28 @@ def shares(data: DataConfig) -> dict[str, float]:
 
 
 def is_mixed(data: DataConfig) -> bool:
-    """Return whether a run learns from its environments and from data."""
+    """Returns whether a run learns from its environments and from data."""
     return len(inputs := shares(data)) > 1 and SAMPLER in inputs
 
 
 def alone(cfg: Any) -> bool:
-    """Return whether a run learns from data only and collects nothing."""
+    """Returns whether a run learns from data only and collects nothing."""
     return cfg.data.input is not None and cfg.replay is not None and SAMPLER not in shares(cfg.data)
 
 
 def plays(cfg: Any) -> bool:
-    """Return whether a run has environments for evaluations."""
+    """Returns whether a run has environments for evaluations."""
     return bool(cfg.env.id) or not alone(cfg)
 
 
 def title(cfg: Any) -> str:
-    """Return the id of a run's environment, or the name of its data."""
+    """Returns the id of a run's environment, or the name of its data."""
     nameless = "data" if cfg.external is None else "clients"
     return cfg.env.id or next((Path(name).name for name in shares(cfg.data)), nameless)
 
 
 def counts(shares: dict[str, float], batch_size: int) -> dict[str, int]:
-    """Return the number of rows of each input in a batch, at least 1; they sum to the batch size.
+    """Returns the number of rows of each input in a batch, at least 1; they sum to the batch size.
 
     >>> counts({"sampler": 0.5, "a": 0.25, "b": 0.25}, 7)
     {'sampler': 3, 'a': 2, 'b': 2}

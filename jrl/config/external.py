@@ -42,6 +42,6 @@ class ExternalConfig:
 
 
 def max_lag(given: ExternalConfig, algo: Any) -> int | None:
-    """Return the most updates between acting weights and the update that learns from their steps; None: no limit."""
+    """Returns the most updates between acting weights and the update that learns from their steps; None: no limit."""
     any_age = traits(algo).corrects or learns_from(algo) is not Fresh
     return given.max_lag if given.max_lag is not None or any_age else _LAG

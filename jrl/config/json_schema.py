@@ -1,20 +1,20 @@
 """JSON Schema of a run's YAML, for completion and checks in editors."""
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, Union
 
 from jrl.config.sections import RunConfig
-from jrl.fields.validation import typed_dict, union_of
+from jrl.fields.validation import typed_dict
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the schema of a run's YAML: every key with its type, range, choices, default and documentation."""
+    """Returns the schema of a run's YAML: every key with its type, range, choices, default and documentation."""
     from pydantic import TypeAdapter
 
     from jrl import algos
 
     named = [typed_dict(algos.get_config_class(name), (("name", Literal[name]),)) for name in algos.names()]
-    schema: Any = _drop_infinite(TypeAdapter(typed_dict(RunConfig, (("algo", union_of(named)),))).json_schema())
+    schema: Any = _drop_infinite(TypeAdapter(typed_dict(RunConfig, (("algo", Union[*named]),))).json_schema())
     algo = schema["$defs"].get("sections_RunConfig", schema)["properties"]["algo"]
     algo["oneOf"] = algo.pop("anyOf")
     sweep = {"type": "object", "description": "spaces and options of `python -m jrl.sweep FILE`"}
@@ -24,7 +24,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _drop_infinite(value: Any) -> Any:
-    """Return a schema without infinite limits and defaults, because JSON cannot hold them."""
+    """Returns a schema without infinite limits and defaults, because JSON cannot hold them."""
     if isinstance(value, list):
         return [_drop_infinite(item) for item in value]
     if not isinstance(value, dict):

@@ -13,7 +13,7 @@ _CALLS = 8  # calls per agent that show whether a mapping is random
 
 
 def by_game(section: Any) -> bool:
-    """Return whether a section `multi_agent` whose agents are known lets an agent's policy change from game to game.
+    """Returns whether a section `multi_agent` whose agents are known lets an agent's policy change from game to game.
 
     This is so if the mapping is still a function; a mapping that ignores the episode was replaced by a table.
     """
@@ -64,7 +64,7 @@ class _TrackedEpisode(NewEpisode):
 
 
 def with_episode(fn: Callable[..., Any]) -> Callable[[str, NewEpisode], Any]:
-    """Return a mapping as a function of agent and episode.
+    """Returns a mapping as a function of agent and episode.
 
     The user's function may take the agent only, or, as in RLlib, also an `episode` and a `worker` (here None).
     """
@@ -83,7 +83,7 @@ def with_episode(fn: Callable[..., Any]) -> Callable[[str, NewEpisode], Any]:
 
 
 def call_mapping(fn: Callable[..., Any], agents: Sequence[str], key: str) -> dict[str, str] | None:
-    """Call a mapping for each agent.
+    """Calls a mapping for each agent.
 
     Args:
       fn: function (agent, episode) -> policy, or (agent) -> policy.

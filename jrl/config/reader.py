@@ -1,4 +1,4 @@
-"""Read a run's config from YAML, Python and the command line; check it; write it.
+"""Reads a run's config from YAML, Python and the command line; check it; write it.
 
     cfg = load("configs/ppo.yaml", ["algo.lr=1e-3", "rollout.length=256"])
     python -m jrl.config show configs/ppo.yaml --set algo.lr=1e-3
@@ -11,7 +11,6 @@ Imports no jax and no environment library, so that `--help` and errors appear at
 
 import contextlib
 import dataclasses
-import difflib
 import functools
 import json
 import math
@@ -29,16 +28,14 @@ from jrl.config.datasets import SAMPLER
 from jrl.config.external import ExternalConfig
 from jrl.config.plan import STEPS_PER_REPORT, Sizes
 from jrl.config.sections import SYNONYMS, ReplayConfig, RunConfig
-from jrl.errors import InputError, short, shown
+from jrl.errors import InputError, did_you_mean, short, shown
 from jrl.fields import schema, shipped, validation
 from jrl.fields.bounds import Count, is_number
 from jrl.fields.data import Fresh, learns_from
 from jrl.fields.paths import resolve, resolve_glob
-from jrl.fields.plain_yaml import as_plain, check_limits
-from jrl.fields.schema import Problem
+from jrl.fields.schema import Problem, as_plain
 from jrl.host import files
 
-Algos = Mapping[str, type]
 # help text of --drop
 DROP = "leave out the keys of an RLlib config that jrl does not have, such as those of other replay buffers"
 _OWN = ("algo", "network", "rollout", "replay", "checkpoint", "devices", "env_runners", "run", "custom", "evaluation")
@@ -60,9 +57,8 @@ def load(
     env: str | None = None,
     stop: Iterable[str] = (),
     out: str | None = None,
-    algos: Algos | None = None,
 ) -> RunConfig:
-    """Read a config of jrl and apply options of the command line. `jrl.migrate` reads configs of RLlib.
+    """Reads a config of jrl and apply options of the command line. `jrl.migrate` reads configs of RLlib.
 
     Args:
       path: path of a file, name of a shipped config, the data of a config, or None for defaults.
@@ -70,53 +66,52 @@ def load(
       algo, env, out: short for algo.name, env.id and run.out.
       stop: texts such as "env_steps=1e6", short for stop.env_steps=1e6; or JSON as for RLlib,
         '{"training_iteration": 30}'.
-      algos: name -> Config class; None: `jrl.algos`.
     Raises:
       InputError: all faults of the config.
     """
     flags = {"--algo": algo, "--env": env, "--out": out}
-    return read(path, overrides, flags, stop, algos)[0]
+    return read(path, overrides, flags, stop)[0]
 
 
-def from_dict(data: Mapping[str, Any], *, algos: Algos | None = None) -> RunConfig:
-    """Build a RunConfig from plain data, the inverse of `to_dict`; stop criteria are optional.
+def from_dict(data: Mapping[str, Any]) -> RunConfig:
+    """Builds a RunConfig from plain data, the inverse of `to_dict`; stop criteria are optional.
 
     Raises:
       InputError: all faults of the data.
     """
-    cfg, problems = _build(with_present_names(data), algos, ends=False)
+    cfg, problems = _build(with_present_names(data), ends=False)
     if problems:
         raise InputError(*_messages(problems))
     return cfg
 
 
 def override(data: Mapping[str, Any], overrides: Iterable[str]) -> RunConfig:
-    """Return `from_dict` of plain data after overrides such as "a.b=v". Raises InputError with all faults."""
-    return read(data, overrides, {}, (), None, ends=False)[0]
+    """Returns `from_dict` of plain data after overrides such as "a.b=v". Raises InputError with all faults."""
+    return read(data, overrides, {}, (), ends=False)[0]
 
 
-def to_dict(cfg: RunConfig, *, algos: Algos | None = None) -> dict[str, Any]:
-    """Return plain data for YAML and JSON, with every key; `algo.name` is first."""
+def to_dict(cfg: RunConfig) -> dict[str, Any]:
+    """Returns plain data for YAML and JSON, with every key; `algo.name` is first."""
     tree = schema.plain(cfg)
-    return {**tree, "algo": {"name": algo_name(cfg, algos=algos), **tree["algo"]}}
+    return {**tree, "algo": {"name": algo_name(cfg), **tree["algo"]}}
 
 
-def to_yaml(cfg: RunConfig, *, origins: Mapping[str, str] | None = None, algos: Algos | None = None) -> str:
-    """Return the complete config as YAML, which `load` reads.
+def to_yaml(cfg: RunConfig, *, origins: Mapping[str, str] | None = None) -> str:
+    """Returns the complete config as YAML, which `load` reads.
 
     Args:
       origins: dotted key -> origin of its value ("file", "--set"), for a comment on each line; None: no comments.
     """
+    data = to_dict(cfg)
     if origins is None:
-        return schema.dump(to_dict(cfg, algos=algos))
-    docs = schema.tree_docs(cfg)
-    data = to_dict(cfg, algos=algos)
+        return schema.dump(data)
+    docs = validation.tree_docs(cfg)
     comments = {k: "; ".join(filter(None, [origins.get(k, "default"), docs.get(k)])) for k in schema.flatten(data)}
     return schema.dump(data, comments)
 
 
 def with_present_names(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return plain data with keys of earlier versions translated to the present ones."""
+    """Returns plain data with keys of earlier versions translated to the present ones."""
     section = data.get("multi_agent")
     if isinstance(section, Mapping) and "capacity" in section:  # no longer needed
         data = {**data, "multi_agent": {name: value for name, value in section.items() if name != "capacity"}}
@@ -128,48 +123,32 @@ def with_present_names(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def without_loss(cfg: RunConfig) -> RunConfig:
-    """Return the config without the user's loss: acting does not need it and may not be able to import it."""
+    """Returns the config without the user's loss: acting does not need it and may not be able to import it."""
     return dataclasses.replace(cfg, custom=dataclasses.replace(cfg.custom, loss=None))
 
 
 def write(cfg: RunConfig, directory: Path) -> None:
-    """Write the complete config to config.yaml, and to params.json for other tools."""
+    """Writes the complete config to config.yaml, and to params.json for other tools."""
     files.replace(directory / "config.yaml", to_yaml(cfg))
     files.replace(directory / "params.json", json.dumps(to_dict(cfg), indent=2) + "\n")
 
 
-def algo_name(cfg: RunConfig, *, algos: Algos | None = None) -> str:
-    """Return the registered name of the Config class of `cfg.algo`."""
+def algo_name(cfg: RunConfig) -> str:
+    """Returns the name of the algorithm of `cfg.algo`: registered, or the module of the user's own algorithm."""
     name = getattr(cfg.algo, "name", None)
     if isinstance(name, str):
         return name
-    known = _Registry(algos)
-    names = [name for name in known.of_module(type(cfg.algo).__module__) if known.get(name) is type(cfg.algo)]
-    if not names and algos is None and known.get(type(cfg.algo).__module__) is type(cfg.algo):
-        return type(cfg.algo).__module__  # the user's own algorithm
-    if len(names) != 1:
-        raise InputError(f"algo: expected one name of {type(cfg.algo).__qualname__}, got {names}: register it once")
-    return names[0]
+    from jrl import algos
 
-
-class _Registry:
-    """Algorithm name -> Config class; imports `jrl.algos` only when needed."""
-
-    def __init__(self, algos: Algos | None):
-        if algos is None:
-            from jrl.algos import get_config_class, is_own, names, of_module
-
-            self.names: tuple[str, ...] = tuple(names())
-            self.get: Callable[[str], type] = get_config_class
-            self.is_own: Callable[[Any], bool] = is_own
-            self.of_module: Callable[[str], Sequence[str]] = of_module
-        else:
-            self.names, self.get, self.is_own = tuple(algos), algos.__getitem__, lambda name: False
-            self.of_module = lambda module: self.names
+    module = type(cfg.algo).__module__
+    for name in (*algos.of_module(module), module):
+        if algos.get_config_class(name) is type(cfg.algo):
+            return name
+    raise InputError(f"algo: {type(cfg.algo).__qualname__} is not the Config of its module: rename it to Config")
 
 
 def merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge as `schema.merge` does, but treat `data.input` with its shares as one value.
+    """Merges as `schema.merge` does, but treat `data.input` with its shares as one value.
 
     >>> merge({"data": {"input": {"sampler": 0.5, "a": 0.5}}}, {"data": {"input": {"b": 1.0}}})
     {'data': {'input': {'b': 1.0}}}
@@ -185,11 +164,10 @@ def read(
     overrides: Iterable[str],
     flags: Mapping[str, str | None],
     stop: Iterable[str],
-    algos: Algos | None,
     *,
     ends: bool = True,
 ) -> tuple[RunConfig, dict[str, str]]:
-    """Read a config as `load` does.
+    """Reads a config as `load` does.
 
     Args:
       flags: option --algo, --env or --out -> value or None.
@@ -229,14 +207,14 @@ def read(
         origins |= dict.fromkeys(schema.flatten(nested), flag)
     keeps_mix = all(key not in ("data", "data.input") for _, key, _ in assignments)
     data = (schema.merge if keeps_mix else merge)(with_present_names(from_file), from_options)
-    cfg, problems_of_data = _build(data, algos, ends=ends)
+    cfg, problems_of_data = _build(data, ends=ends)
     if problems or problems_of_data:
         raise InputError(*_messages(problems + problems_of_data))
     return cfg, {key: origins.get(key, "file") for key in schema.flatten(data)}
 
 
 def _unknown_criteria(data: Mapping[str, Any], assignments: Sequence[tuple[str, str, Any]]) -> Iterator[Problem]:
-    """Yield a problem for each option KEY=null of the command line without a stop criterion KEY."""
+    """Yields a problem for each option KEY=null of the command line without a stop criterion KEY."""
     metric = lambda name: metric_names.ours(schema.text(name)) or schema.text(name)
     stop = data.get("stop")
     known = {metric(name) for name in stop} if isinstance(stop, Mapping) else set()
@@ -256,12 +234,12 @@ def _messages(problems: Sequence[Problem]) -> Iterator[str]:
 
 
 def mapping(path: str | Path | None) -> Mapping[str, Any]:
-    """Read the mapping in a YAML or JSON file, or in a shipped config by its name; {} for None. Raises InputError."""
+    """Reads the mapping in a YAML or JSON file, or in a shipped config by its name; {} for None. Raises InputError."""
     return {} if path is None else schema.read_mapping(shipped.locate(path))
 
 
 def is_jrl_config(data: Mapping[str, Any]) -> bool:
-    """Return whether plain data are certainly not an RLlib config: empty, or with a section of jrl. Cheap."""
+    """Returns whether plain data are certainly not an RLlib config: empty, or with a section of jrl. Cheap."""
     return not data or any(isinstance(data.get(section), Mapping) for section in _OWN)
 
 
@@ -276,14 +254,15 @@ def _json_stop(text: str) -> tuple[dict[str, Any], list[Problem]]:
 
 
 def plain(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """Return the data of a config as plain data, and (key, message) of each value that YAML cannot hold.
+    """Returns the data of a config as plain data, and (key, message) of each value that YAML cannot hold.
 
     Raises:
-      InputError: the data are too large or too deep for a config.
+      InputError: the data are nested without an end.
     """
-    check_limits(data)
-    plain_data, unusable = as_plain(data)
-    check_limits(plain_data)
+    try:
+        plain_data, unusable = as_plain(data)
+    except RecursionError:
+        raise InputError("the config: expected plain data, got a part that contains itself: write it out") from None
     expected = "expected numbers, text, lists or mappings, as in YAML"
     fix = "make it with the environment: jrl.api.register_env(NAME, lambda context: ...), with env.id=NAME"
     faults = [(key, f"{shown(key)}: {expected}, got a {type(value).__name__}: {fix}") for key, value in unusable]
@@ -301,8 +280,7 @@ def _hint_for_algorithm(given: Any, known: Sequence[str]) -> str:
         return f": {answer}"
     if (config := name.lower().replace("-", "_")) in shipped.names():
         return f": it is a config of jrl: leave out --algo and give its name, as in `jrl train {config}`"
-    near = difflib.get_close_matches(short(given).lower(), known, 1)
-    return f": did you mean {near[0]}?" if near else ""
+    return did_you_mean(short(given).lower(), known)
 
 
 def _unknown_key(key: str, *, replay: bool) -> str | None:
@@ -312,7 +290,7 @@ def _unknown_key(key: str, *, replay: bool) -> str | None:
 
 
 def _budget(data: Mapping[str, Any]) -> float | None:
-    """Return the environment steps or updates that end a run with these plain data, or None."""
+    """Returns the environment steps or updates that end a run with these plain data, or None."""
     stop: Any = data.get("stop")
     for name in ("env_steps", "updates") if isinstance(stop, Mapping) else ():
         with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
@@ -322,7 +300,7 @@ def _budget(data: Mapping[str, Any]) -> float | None:
 
 
 def _in_steps(value: Any, steps: float | None) -> Any:
-    """Return plain data with schedules in steps of the run; unchanged if the number of `steps` is not known.
+    """Returns plain data with schedules in steps of the run; unchanged if the number of `steps` is not known.
 
     `lin_0.001` is a line to 0 at the end of the run. [[0, 0.001], [0.5, 0.0001]] is in fractions of the run.
 
@@ -343,25 +321,27 @@ def _in_steps(value: Any, steps: float | None) -> Any:
     return value
 
 
-def _algorithm(section: Any, known: _Registry) -> tuple[type | None, str, list[str]]:
-    """Return the Config class and the name of the algorithm in plain data, or (None, "", messages)."""
+def _algorithm(section: Any) -> tuple[type | None, str, list[str]]:
+    """Returns the Config class and the name of the algorithm in plain data, or (None, "", messages)."""
+    from jrl import algos
+
     if not isinstance(section, Mapping):
         return None, "", [f"algo: expected a mapping such as {{name: ppo}}, got {short(section)}"]
-    name, names = section.get("name"), ", ".join(known.names)
+    name, names = section.get("name"), ", ".join(algos.names())
     if name is None:
         return None, "", [f"algo.name is missing: expected one of {names}"]
-    registered = next((n for n in known.names if n.lower() == schema.text(name).lower()), None)
-    if registered is None and not known.is_own(name):
-        hint = _hint_for_algorithm(name, known.names)
-        return None, "", [f"algo.name: expected one of {names}, got {short(name)}{hint}"]
+    name = algos.spelled(schema.text(name))
+    if name not in algos.names() and not algos.is_own(name):
+        hint = _hint_for_algorithm(section["name"], algos.names())
+        return None, "", [f"algo.name: expected one of {names}, got {short(section['name'])}{hint}"]
     try:
-        return known.get(registered or str(name)), registered or str(name), []
+        return algos.get_config_class(name), name, []
     except InputError as e:  # raised by the user's own module
         return None, "", list(e.errors)
 
 
 def _prepare(data: Mapping[str, Any], cls: type | None, name: str) -> dict[str, Any]:
-    """Return plain data under the names of the fields, with schedules in steps."""
+    """Returns plain data under the names of the fields, with schedules in steps."""
     data = {**data, "replay": data.get("replay")}
     if cls is not None:
         algo = {**data["algo"], "name": name}
@@ -383,17 +363,18 @@ def _prepare(data: Mapping[str, Any], cls: type | None, name: str) -> dict[str, 
     return data
 
 
-def _build(data: Mapping[str, Any], algos: Algos | None, *, ends: bool) -> tuple[Any, list[Problem]]:
-    """Return a config and all problems. With problems, the config is only good for further checks, or None."""
+def _build(data: Mapping[str, Any], *, ends: bool) -> tuple[Any, list[Problem]]:
+    """Returns a config and all problems. With problems, the config is only good for further checks, or None."""
+    from jrl import algos
+
     data, unusable = plain(data)
-    known = _Registry(algos)
-    cls, name, messages = _algorithm(data.get("algo", {}), known)
+    cls, name, messages = _algorithm(data.get("algo", {}))
     problems = [Problem("algo", message) for message in messages]
     if data.pop("sweep", None) is not None:
         problems.append(Problem("sweep", "sweep: the file describes a sweep: run `python -m jrl.sweep FILE`"))
     if cls is not None and learns_from(cls) is Fresh and data.get("replay") is not None:
-        with_replay = [n for n in known.names if learns_from(known.get(n)) is not Fresh]
-        fix = f"remove the section, or use {', '.join(with_replay) or 'another algorithm'}"
+        with_replay = [n for n in algos.names() if learns_from(algos.get_config_class(n)) is not Fresh]
+        fix = f"remove the section, or use {', '.join(with_replay)}"
         problems.append(Problem("replay", f"replay: {name} learns from each rollout once and keeps no replay: {fix}"))
     data = _prepare({**data, "algo": data["algo"] if cls else None}, cls, name)
     iterations = data["stop"].pop("training_iteration", None) if isinstance(data.get("stop"), dict) else None
@@ -434,7 +415,7 @@ def _build(data: Mapping[str, Any], algos: Algos | None, *, ends: bool) -> tuple
 
 
 def resolve_paths(cfg: RunConfig) -> tuple[RunConfig, list[tuple[str, str]]]:
-    """Return a config with absolute paths, and (key, message) of each value that cannot be a path."""
+    """Returns a config with absolute paths, and (key, message) of each value that cannot be a path."""
     faults: list[tuple[str, str]] = []
 
     def resolve_key(section: Any, name: str, key: str, read: Callable[[Any, str], Any] = _path) -> Any:
@@ -456,7 +437,7 @@ def resolve_paths(cfg: RunConfig) -> tuple[RunConfig, list[tuple[str, str]]]:
 
 
 def resolve_external(section: ExternalConfig) -> ExternalConfig:
-    """Return the section `external` with absolute paths. Raises InputError: a value cannot be a path."""
+    """Returns the section `external` with absolute paths. Raises InputError: a value cannot be a path."""
     values = {name: getattr(section, name) for name in _EXTERNAL}
     paths: dict[str, Any] = {name: _path(path, f"external.{name}") for name, path in values.items() if path is not None}
     return dataclasses.replace(section, **paths)
@@ -480,7 +461,7 @@ def _inputs(value: Any, key: str) -> Any:
 
 
 def _input(name: str, key: str) -> str:
-    """Return an input of data: an absolute path or glob, the name of a function, or `sampler`."""
+    """Returns an input of data: an absolute path or glob, the name of a function, or `sampler`."""
     if not name or name == SAMPLER or registry.registered(name) is not None:
         return name
     path = resolve(name, key)

@@ -115,7 +115,7 @@ SECTIONS = ("algo", "network", "replay", "rollout")
 
 
 def answer(key: str, *, replay: bool, sections: tuple[str, ...] = ()) -> str | None:
-    """Return the key of jrl, or a sentence, for an unknown dotted key; None if the table lacks it.
+    """Returns the key of jrl, or a sentence, for an unknown dotted key; None if the table lacks it.
 
     Args:
       key: unknown key, such as algo.batch_size or algo.policy_kwargs.net_arch.
@@ -130,5 +130,5 @@ def answer(key: str, *, replay: bool, sections: tuple[str, ...] = ()) -> str | N
 
 
 def algorithm(name: str) -> str | None:
-    """Return the equivalent of an unknown algorithm, or None if the table lacks it."""
+    """Returns the equivalent of an unknown algorithm, or None if the table lacks it."""
     return ALGORITHMS.get(name.lower().replace("-", "").replace("_", ""))

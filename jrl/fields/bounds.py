@@ -16,7 +16,7 @@ import types
 import typing
 from typing import Annotated, Any, Literal, NamedTuple
 
-from annotated_types import Ge, Gt, Interval, Len
+from annotated_types import Ge, Gt, Interval
 
 INT32, UINT32, INT64 = 2**31 - 1, 2**32 - 1, 2**63 - 1
 MOST_STEPS = 2**24  # environments, and steps of each, in one rollout: more do not fit any machine
@@ -32,8 +32,8 @@ Share = Annotated[float, Interval(gt=0, le=1)]
 Positive = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]
 Clip = Annotated[float, Interval(gt=0, le=math.inf)]  # a clipping bound; inf: not clipped
-UnitSchedule = Annotated[Schedule, Interval(ge=0, le=1), Len(1, 1000)]
-NonNegativeSchedule = Annotated[Schedule, Ge(0), Len(1, 1000)]
+UnitSchedule = Annotated[Schedule, Interval(ge=0, le=1)]
+NonNegativeSchedule = Annotated[Schedule, Ge(0)]
 Seconds = Annotated[float, Interval(gt=0, le=1e9)]  # a timeout: the platform's clocks take no more than 9e9
 Count = Annotated[int, Interval(ge=1, le=INT32)]
 Amount = Annotated[int, Interval(ge=0, le=INT32)]
@@ -42,8 +42,8 @@ DeviceSteps = Annotated[int, Interval(ge=0, le=UINT32)]  # steps that programs c
 Processes = Annotated[int, Interval(ge=0, le=10_000)]
 Few = Annotated[int, Interval(ge=1, le=1000)]  # number of things that each need a program or a network
 Width = Annotated[int, Interval(ge=1, le=MOST_STEPS)]
-Name = Annotated[str, Len(0, 200)]  # name of a policy, class, module, ...
-Widths = Annotated[tuple[Width, ...], Len(0, 100)]
+Name = str  # name of a policy, class, module, ...
+Widths = tuple[Width, ...]
 
 
 class Formerly(NamedTuple):
@@ -57,47 +57,7 @@ Backend = Annotated[Literal["auto", "envpool", "gymnasium", "jax"], Formerly("gr
 Collector = Annotated[Literal["auto", "program", "host"], Formerly("graph", "program")]
 
 
-class Range(NamedTuple):
-    """An interval of numbers."""
-
-    low: float = -math.inf
-    high: float = math.inf
-    open_low: bool = True
-    open_high: bool = True
-
-    def __contains__(self, x: Any) -> bool:
-        above = x > self.low if self.open_low else x >= self.low
-        return bool(above and (x < self.high if self.open_high else x <= self.high))
-
-    def words(self, x: Any = None) -> str:
-        """Return the words after "a number", such as "in [0, 1]"; `x` is a number outside of the interval."""
-        high = self.high < math.inf and not (self.high in _LIMITS and (x is None or x <= self.high))
-        low = self.low > -math.inf and not (high and self.high in _LIMITS)
-        if low and high:
-            return f"in {'(['[not self.open_low]}{self.low:.10g}, {self.high:.10g}{')]'[not self.open_high]}"
-        if low:
-            return f"{'above' if self.open_low else 'of at least'} {_format(self.low)}"
-        return f"{'below' if self.open_high else 'of at most'} {_format(self.high)}" if high else ""
-
-
-def _format(x: float) -> str:
-    return f"{x:,}" if isinstance(x, int) else f"{x:g}"
-
-
 # ---------------------------------------------------------------- reading annotations
-
-
-_SIDES = (("ge", "low", False), ("gt", "low", True), ("le", "high", False), ("lt", "high", True))
-
-
-def parse_range(metadata: tuple[Any, ...]) -> Range | None:
-    """Return the interval that the metadata of an Annotated states, or None."""
-    interval = Range()
-    for item in metadata:
-        for name, side, is_open in _SIDES:
-            if (bound := getattr(item, name, None)) is not None:
-                interval = interval._replace(**{side: bound, f"open_{side}": is_open})
-    return None if interval == Range() else interval
 
 
 def is_union(hint: Any) -> bool:
@@ -105,36 +65,58 @@ def is_union(hint: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether `value` is a number of Python or numpy: not a bool, an array or a tracer."""
+    """Returns whether `value` is a number of Python or numpy: not a bool, an array or a tracer."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def in_float32(x: Any) -> float:
-    """Return `x` rounded to float32, the precision of programs."""
+    """Returns `x` rounded to float32, the precision of programs."""
     try:
         return struct.unpack("f", struct.pack("f", float(x)))[0]
     except OverflowError:
         return -math.inf if x < 0 else math.inf
 
 
-_hints: dict[Any, dict[str, Any]] = {}
-
-
+@functools.cache
 def hints(cls: Any) -> dict[str, Any]:
-    """Return field -> annotation with its metadata; the source text if the class's names cannot be resolved."""
-    if cls not in _hints:
-        try:
-            _hints[cls] = typing.get_type_hints(cls, include_extras=True)
-        except NameError:
-            _hints[cls] = {f.name: f.type for f in dataclasses.fields(cls)}
-    return _hints[cls]
+    """Returns field -> annotation with its metadata; the source text if the class's names cannot be resolved."""
+    try:
+        return typing.get_type_hints(cls, include_extras=True)
+    except NameError:
+        return {f.name: f.type for f in dataclasses.fields(cls)}
 
 
 # ---------------------------------------------------------------- words
 
 
+def parse_range(metadata: tuple[Any, ...]) -> Interval | None:
+    """Returns the interval that the metadata of an Annotated states, or None."""
+    sides = [(side, getattr(item, side, None)) for item in metadata for side in ("ge", "gt", "le", "lt")]
+    found = {side: bound for side, bound in sides if bound is not None}
+    return Interval(**found) if found else None
+
+
+def _words(within: Interval, x: Any = None) -> str:
+    """Returns the words after "a number", such as "in [0, 1]"; `x` is a number outside of the interval."""
+    low, high = (within.ge if within.gt is None else within.gt), (within.le if within.lt is None else within.lt)
+    if high in _LIMITS and x is not None and x > high:
+        low = None
+    elif high in (*_LIMITS, math.inf):
+        high = None
+    if low is not None and high is not None:
+        ends = "[("[within.ge is None], "])"[within.le is None]
+        return f"in {ends[0]}{low:.10g}, {high:.10g}{ends[1]}"
+    if low is not None:
+        return f"{'of at least' if within.gt is None else 'above'} {_format(low)}"
+    return f"{'of at most' if within.lt is None else 'below'} {_format(high)}" if high is not None else ""
+
+
+def _format(x: Any) -> str:
+    return f"{x:,}" if isinstance(x, int) else f"{x:g}"
+
+
 def range_words(hint: Any) -> str:
-    """Return the range of the numbers of a field, such as "in [0, 1]"; "" without a range.
+    """Returns the range of the numbers of a field, such as "in [0, 1]"; "" without a range.
 
     >>> range_words(Unit), range_words(Count | None), range_words(float)
     ('in [0, 1]', 'at least 1', '')
@@ -144,7 +126,7 @@ def range_words(hint: Any) -> str:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         within = parse_range(args[1:])
-        return within.words().removeprefix("of ") if within else range_words(args[0])
+        return _words(within).removeprefix("of ") if within else range_words(args[0])
     if origin in (tuple, list, dict) and args:
         inner = range_words(args[-1] if origin is dict else args[0])
         return f"each {inner}" if inner else ""
@@ -152,7 +134,7 @@ def range_words(hint: Any) -> str:
 
 
 def current_name(value: Any, hint: Any) -> Any:
-    """Return the value of a choice under its present name.
+    """Returns the value of a choice under its present name.
 
     >>> current_name("graph", Backend)
     'jax'
@@ -161,8 +143,8 @@ def current_name(value: Any, hint: Any) -> Any:
     return next((item.name for item in metadata if isinstance(item, Formerly) and item.old == value), value)
 
 
-def describe(hint: Any, x: Any = None, within: Range | None = None, *, lone: bool = False) -> str:
-    """Describe the values that a leaf of type `hint` accepts, for "expected ...".
+def describe(hint: Any, x: Any = None, within: Interval | None = None, *, lone: bool = False) -> str:
+    """Describes the values that a leaf of type `hint` accepts, for "expected ...".
 
     Args:
       x: rejected number; a limit of the machine is named only if `x` exceeds it.
@@ -173,7 +155,7 @@ def describe(hint: Any, x: Any = None, within: Range | None = None, *, lone: boo
     ('a number in [0, 1] or null', 'a list, each entry text')
     """
     inner = functools.partial(describe, x=x, within=within, lone=lone)
-    words = f" {within.words(x)}" if within and within.words(x) else ""
+    words = f" {_words(within, x)}" if within and _words(within, x) else ""
     simple = {
         int: f"a whole number{words}", float: f"a number{words}", bool: "true or false", str: "text",
         type(None): "null",
@@ -198,10 +180,3 @@ def describe(hint: Any, x: Any = None, within: Range | None = None, *, lone: boo
     if origin is dict:
         return "a mapping"
     return getattr(hint, "__name__", str(hint))
-
-
-__all__ = [
-    "INT32", "INT64", "MOST_STEPS", "UINT32", "Amount", "Clip", "Count", "DeviceSteps", "Few", "Name", "NonNegative",
-    "NonNegativeSchedule", "Points", "Positive", "Processes", "Range", "Schedule", "Seconds", "Share", "Steps", "Unit",
-    "UnitSchedule", "Width", "Widths", "describe", "hints", "is_number", "range_words",
-]  # fmt: skip

@@ -40,11 +40,11 @@ class Traits(NamedTuple):
 
 
 def traits(config: Any) -> Traits:
-    """Return the facts that a Config or its class states; a class omits facts that depend on options."""
+    """Returns the facts that a Config or its class states; a class omits facts that depend on options."""
     stated = {name: getattr(config, name) for name in Traits._fields if hasattr(config, name)}
     return Traits(**{name: value for name, value in stated.items() if not isinstance(value, property)})
 
 
 def learns_from(config: Any) -> type:
-    """Return the kind of data, Fresh, Replay or DataSets, of a Config's (or Config class's) algorithm."""
+    """Returns the kind of data, Fresh, Replay or DataSets, of a Config's (or Config class's) algorithm."""
     return traits(config).learns_from

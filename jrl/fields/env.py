@@ -50,21 +50,21 @@ class EnvConfig:
 
     @property
     def waits(self) -> bool:
-        """Return whether all environments wait for each other."""
+        """Returns whether all environments wait for each other."""
         return self.batch_size is None and self.batch_wait_ms is None
 
     @property
     def num_processes(self) -> int:
-        """Return the number of worker processes."""
+        """Returns the number of worker processes."""
         return self.num_envs if self.remote_worker_envs else 0
 
     @property
     def limit(self) -> int | None:
-        """Return the steps after which an environment is reset, beside its own limit; None: no such limit."""
+        """Returns the steps after which an environment is reset, beside its own limit; None: no such limit."""
         return None if self.soft_horizon else self.horizon
 
     def waiting(self, num_envs: int) -> "EnvConfig":
-        """Return the section for `num_envs` environments that wait for each other."""
+        """Returns the section for `num_envs` environments that wait for each other."""
         return dataclasses.replace(self, num_envs=num_envs, batch_size=None, batch_wait_ms=None)
 
 

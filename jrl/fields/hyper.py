@@ -3,12 +3,10 @@
 import dataclasses
 from typing import Annotated, Any, Literal
 
-from annotated_types import Interval, Len
+from annotated_types import Interval
 
-from jrl.fields.bounds import Count, Few, Name, Positive, Schedule, Unit, Width, Widths
+from jrl.fields.bounds import Count, Few, Name, Positive, Unit, Width, Widths
 from jrl.fields.validation import section
-
-__all__ = ["NO_OPTIONS", "Core", "Gru", "Gtrxl", "Lru", "Lstm", "NetworkConfig", "NoCore", "Options", "Schedule"]
 
 
 class Options(dict):
@@ -92,7 +90,7 @@ class NetworkConfig:
     head_hidden: Widths = ()  # widths of each head's own dense layers, after the torso
     shared: bool = False  # one torso for policy and value
     # parts of a Dict observation, such as state or goal/velocity, for value and critics only, not for the policy
-    value_inputs: Annotated[tuple[Name, ...], Len(0, 100)] = ()
+    value_inputs: tuple[Name, ...] = ()
     dtype: Literal["float32", "bfloat16"] = "float32"  # dtype of the layers; parameters and outputs are float32
     # initial weights. orthogonal; lecun: normal, variance 1 / inputs, flax's default; uniform: in +-1 / sqrt(inputs),
     # biases too, torch's default; null: the algorithm's own, see the table of docs/networks.md
@@ -122,12 +120,12 @@ class NetworkConfig:
         return not isinstance(self.core, NoCore)
 
     def of_critics(self) -> "NetworkConfig":
-        """Return the section for critics and value networks."""
+        """Returns the section for critics and value networks."""
         hidden = self.hidden if self.critic_hidden is None else self.critic_hidden
         return dataclasses.replace(self, hidden=hidden, layer_norm=self.layer_norm or self.critic_layer_norm)
 
     def sharing_faults(self) -> list[str]:
-        """Return a message for each key that needs a separate torso for the value but has a shared torso."""
+        """Returns a message for each key that needs a separate torso for the value but has a shared torso."""
         fixes = {
             "value_inputs": "leave network.value_inputs out: a shared torso would let the policy read them",
             "critic_layer_norm": "network.layer_norm: true for both",

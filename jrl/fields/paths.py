@@ -21,12 +21,11 @@ from typing import Any, Literal
 from jrl.errors import InputError, short
 
 Expected = Literal["any", "file", "directory", "new file", "new directory"]
-_LONGEST_NAME, _LONGEST_PATH = 255, 3_500  # bytes; Linux has 255 and 4096, and a run directory needs names below it
 _VARIABLE = re.compile(r"\$(?:\{([^}]*)\}|([A-Za-z_]\w*))")
 
 
 def resolve(given: Any, key: str, expected: Expected | None = None) -> Path:
-    """Return the absolute path of a text or a Path, with `~`, `~user`, `$NAME` and `${NAME}` expanded.
+    """Returns the absolute path of a text or a Path, with `~`, `~user`, `$NAME` and `${NAME}` expanded.
 
     Args:
       given: text or Path from the user.
@@ -37,12 +36,10 @@ def resolve(given: Any, key: str, expected: Expected | None = None) -> Path:
     Raises:
       InputError: the path cannot be used; the message names the key and the fix.
     """
-    text = _check_text(given, key)
-    path = _absolute(_expand(text, key), key)
-    names = _encode(str(path), key).split(b"/")
-    if max(map(len, names)) > _LONGEST_NAME or sum(map(len, names)) + len(names) > _LONGEST_PATH:
-        most = f"names of at most {_LONGEST_NAME} bytes and {_LONGEST_PATH:,} in all"
-        raise InputError(f"{key}: expected a path with {most}, got {short(text)}: use a shorter one")
+    text = os.fspath(given) if isinstance(given, str | os.PathLike) else ""
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise InputError(f"{key}: expected a path, got {short(given)}: give text that is not empty")
+    path = Path(_expand(text, key)).absolute()
     if expected is not None:
         _check_kind(path, key, expected)
     if expected is not None and expected.startswith("new "):
@@ -51,37 +48,17 @@ def resolve(given: Any, key: str, expected: Expected | None = None) -> Path:
 
 
 def resolve_as_typed(given: Any, key: str, expected: Expected) -> Path:
-    """Check a path as `resolve` does, but return it relative if the user typed it so, for messages that name it."""
+    """Checks a path as `resolve` does, but return it relative if the user typed it so, for messages that name it."""
     path = resolve(given, key, expected)
     return Path(given) if Path(given).absolute() == path else path
 
 
 def resolve_glob(given: Any, key: str) -> str:
-    """Return an absolute glob; characters of the working directory are escaped. An existing path is no glob."""
-    path = resolve(given, key)
-    if _exists(str(path)) or Path(given).is_absolute() or not str(path).startswith(here := str(Path.cwd())):
-        return str(path)
-    return glob.escape(here) + str(path)[len(here) :]
-
-
-def _check_text(given: Any, key: str) -> str:
-    try:
-        text = os.fspath(given)
-    except TypeError:
-        text = None
-    if not isinstance(text, str) or not text:
-        raise InputError(f"{key}: expected a path, got {short(given)}: give text that is not empty")
-    if "\0" in text:
-        raise InputError(f"{key}: expected a path, got {short(text)}: leave the null character out")
-    return text
-
-
-def _encode(text: str, key: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError:  # bytes of the command line or of the working directory
-        fix = "rename it, because JSON and YAML cannot hold other names"
-        raise InputError(f"{key}: expected a path in UTF-8, got {short(text)}: {fix}") from None
+    """Returns an absolute glob; characters of the working directory are escaped. An existing path is no glob."""
+    path, here = str(resolve(given, key)), str(Path.cwd())
+    if os.path.lexists(path) or Path(given).is_absolute() or not path.startswith(here):
+        return path
+    return glob.escape(here) + path[len(here) :]
 
 
 def _expand(text: str, key: str) -> str:
@@ -89,7 +66,7 @@ def _expand(text: str, key: str) -> str:
     name = expanded.partition("/")[0]
     if expanded.startswith("~") and not os.path.lexists(name):
         raise InputError(f"{key}: there is no user {short(name[1:])}: write ./{name} for a file of that name")
-    if "$" not in expanded or _exists(expanded):
+    if "$" not in expanded or os.path.lexists(expanded):
         return expanded
     unset = [a or b for a, b in _VARIABLE.findall(expanded) if (a or b) not in os.environ]
     if unset:
@@ -97,30 +74,14 @@ def _expand(text: str, key: str) -> str:
     return os.path.expandvars(expanded)
 
 
-def _exists(text: str) -> bool:
-    try:
-        return os.path.lexists(text)
-    except (OSError, ValueError):
-        return False
-
-
-def _absolute(text: str, key: str) -> Path:
-    try:
-        return Path(text).absolute()
-    except FileNotFoundError as e:
-        raise InputError(f"{key}: the working directory was deleted: change to one that exists") from e
-
-
 def _check_kind(path: Path, key: str, expected: Expected) -> None:
     try:
         mode = path.stat().st_mode
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as e:
         if expected.startswith("new "):
             raise unwritable(path, key, e) from e
-        if isinstance(e, NotADirectoryError):
-            return  # a missing path
         raise InputError(f"{key}: cannot read {shorten(path)}: {e.strerror}: choose another path") from e
     wanted = "file or directory" if expected == "any" else expected.removeprefix("new ")
     is_wanted = (stat.S_ISREG(mode) and wanted != "directory") or (stat.S_ISDIR(mode) and wanted != "file")
@@ -136,7 +97,7 @@ def _kind(mode: int) -> str:
 
 
 def _check_writable(path: Path, key: str, expected: Expected) -> None:
-    """Try to make a temporary file in the directory, or in its nearest existing parent."""
+    """Tries to make a temporary file in the directory, or in its nearest existing parent."""
     try:
         if expected == "new file":
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -150,19 +111,19 @@ def _check_writable(path: Path, key: str, expected: Expected) -> None:
 
 
 def unwritable(path: Path, key: str, e: OSError) -> InputError:
-    """Return the InputError for a path that cannot be written."""
+    """Returns the InputError for a path that cannot be written."""
     why = "a part of its path is a file" if isinstance(e, FileExistsError | NotADirectoryError) else e.strerror or e
     return InputError(f"{key}: cannot write to {shorten(path)}: {why}: choose another path")
 
 
 def shorten(path: Path) -> str:
-    """Return a path for messages, at most 200 characters."""
+    """Returns a path for messages, at most 200 characters."""
     return str(path) if len(str(path)) <= 200 else short(str(path))
 
 
 @contextlib.contextmanager
 def written(path: Path, key: str | None = None) -> Iterator[Path]:
-    """Yield a temporary path with the same suffix beside `path`; its file replaces `path` at the end of the block.
+    """Yields a temporary path with the same suffix beside `path`; its file replaces `path` at the end of the block.
 
     Raises:
       InputError: the file could not be written; without a key an OSError. An earlier file at `path` stays.

@@ -9,7 +9,7 @@ from jrl.fields import paths
 
 @functools.cache
 def directory() -> Path:
-    """Return the folder of the configs: `jrl/configs` if installed, `configs` beside `jrl/` in a checkout."""
+    """Returns the folder of the configs: `jrl/configs` if installed, `configs` beside `jrl/` in a checkout."""
     package = Path(__file__).parents[1]
     return next((d for d in (package / "configs", package.parent / "configs") if d.is_dir()), package / "configs")
 
@@ -20,7 +20,7 @@ def names() -> tuple[str, ...]:
 
 
 def locate(given: str | Path) -> Path:
-    """Return the path of a config: `given` if there is such a file, or else the shipped config of this name.
+    """Returns the path of a config: `given` if there is such a file, or else the shipped config of this name.
 
     Raises:
       InputError: `given` cannot be the path of a file.
@@ -31,7 +31,7 @@ def locate(given: str | Path) -> Path:
 
 
 def lines() -> Iterator[str]:
-    """Yield a line for each config: its name, and the first sentence of its first comment."""
+    """Yields a line for each config: its name, and the first sentence of its first comment."""
     width = max(map(len, names()), default=0)
     for name in names():
         comment = (directory() / f"{name}.yaml").read_text(encoding="utf-8").split("\n", 1)[0]

@@ -14,22 +14,19 @@ true is not a number and "yes" is not a bool. Imports no jax, and pydantic only 
 
 import ast
 import dataclasses
-import difflib
 import functools
 import inspect
-import io
 import itertools
 import math
 import sys
 import textwrap
-import tokenize
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, dataclass_transform
 
-from annotated_types import Ge, Len, MaxLen
+from annotated_types import Ge
 
-from jrl.errors import InputError, short, shown
+from jrl.errors import InputError, did_you_mean, short, shown
 from jrl.fields.bounds import (
     Formerly,
     Points,
@@ -45,10 +42,8 @@ from jrl.fields.bounds import (
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-_LIMITS: Any = {"allow_inf_nan": False, "str_max_length": 4096, "arbitrary_types_allowed": True}
-_RANGES = (
-    "greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number", "too_long", "too_short",
-)  # fmt: skip
+_LIMITS: Any = {"allow_inf_nan": False, "arbitrary_types_allowed": True}
+_RANGES = ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number")
 Swap = tuple[tuple[str, Any], ...]  # (field, annotation that replaces the field's own)
 
 
@@ -65,7 +60,7 @@ def is_required(field: dataclasses.Field) -> bool:
 
 
 def default_of(field: dataclasses.Field) -> Any:
-    """Return the field's default, or None without a default."""
+    """Returns the field's default, or None without a default."""
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return None if field.default is dataclasses.MISSING else field.default
@@ -76,12 +71,12 @@ def _is_dataclass(hint: Any) -> bool:
 
 
 def section_class(hint: Any) -> type | None:
-    """Return the dataclass of a section `X` or `X | None`, the first of a union; None for a leaf."""
+    """Returns the dataclass of a section `X` or `X | None`, the first of a union; None for a leaf."""
     return next((option for option in (hint, *typing.get_args(hint)) if _is_dataclass(option)), None)
 
 
 def choices(hint: Any) -> dict[str, type]:
-    """Return name -> class for a union of several dataclasses with names, the first of equal names; otherwise {}."""
+    """Returns name -> class for a union of several dataclasses with names, the first of equal names; otherwise {}."""
     classes: list[Any] = [option for option in typing.get_args(hint) if _is_dataclass(option)]
     have_names = len(classes) > 1 and all(isinstance(getattr(cls, "name", None), str) for cls in classes)
     return {cls.name: next(c for c in classes if c.name == cls.name) for cls in classes} if have_names else {}
@@ -89,7 +84,7 @@ def choices(hint: Any) -> dict[str, type]:
 
 @dataclass_transform(frozen_default=True)
 def section(cls: type) -> type:
-    """Make a class a frozen dataclass whose constructor raises InputError for values that its annotations refuse.
+    """Makes a class a frozen dataclass whose constructor raises InputError for values that its annotations refuse.
 
     Fields of floats accept arrays, tracers and None. Other fields refuse tracers and arrays with axes.
     """
@@ -105,7 +100,8 @@ def section(cls: type) -> type:
 
 
 def _check_instance(instance: Any) -> None:
-    cls, errors, data = type(instance), list[str](), dict[str, Any]()
+    cls: Any = type(instance)
+    errors, data = list[str](), dict[str, Any]()
     for field in dataclasses.fields(cls):
         value, hint = getattr(instance, field.name), hints(cls)[field.name]
         if value is field.default or not field.init or (isinstance(value, dict) and not value):
@@ -123,12 +119,12 @@ def _check_instance(instance: Any) -> None:
 
 
 def is_traceable(hint: Any) -> bool:
-    """Return whether a field of this annotation accepts arrays and tracers for its numbers."""
+    """Returns whether a field of this annotation accepts arrays and tracers for its numbers."""
     return "float" in str(hint)
 
 
 def _describe_array(value: Any) -> str:
-    """Describe the first tracer or array with axes in a value or list; "" if there is none."""
+    """Describes the first tracer or array with axes in a value or list; "" if there is none."""
     if isinstance(value, tuple | list):
         return next(filter(None, map(_describe_array, value)), "")
     jax = sys.modules.get("jax")
@@ -143,7 +139,7 @@ def _describe_array(value: Any) -> str:
 
 @functools.cache
 def typed_dict(cls: type, swap: Swap = ()) -> Any:
-    """Return the TypedDict of a section's keys, for pydantic."""
+    """Returns the TypedDict of a section's keys, for pydantic."""
     import typing_extensions  # pydantic needs this TypedDict on older versions of Python
     from pydantic import ConfigDict
 
@@ -170,7 +166,7 @@ def _adapter(hint: Any) -> "TypeAdapter[Any]":
 
 
 def _strict(hint: Any, default: Any = None, metadata: tuple[Any, ...] = ()) -> Any:
-    """Return an annotation for pydantic with few implicit conversions, which builds sections.
+    """Returns an annotation for pydantic with few implicit conversions, which builds sections.
 
     Args:
       default: default of the field; a section takes missing values from it.
@@ -179,44 +175,34 @@ def _strict(hint: Any, default: Any = None, metadata: tuple[Any, ...] = ()) -> A
     from pydantic import AfterValidator, AllowInfNan, BeforeValidator, Field, StrictBool, WrapValidator
 
     origin, args = typing.get_origin(hint), typing.get_args(hint)
-    ranges = tuple(item for item in metadata if not isinstance(item, Len))
     if hint is bool:
         return StrictBool
     if hint is int or hint is float:
-        infinite = [AllowInfNan(True)] if any(getattr(item, "le", None) == math.inf for item in ranges) else []
-        return _annotate(hint, *ranges, *infinite, WrapValidator(_check_number))
+        infinite = [AllowInfNan(True)] if any(getattr(item, "le", None) == math.inf for item in metadata) else []
+        return Annotated[hint, *metadata, *infinite, WrapValidator(_check_number)]
     if hint == Points:
-        lengths = [MaxLen(item.max_length) for item in metadata if isinstance(item, Len) and item.max_length]
-        points: Any = tuple[tuple[_strict(float, None, (Ge(0),)), _strict(float, None, ranges)], ...]  # type: ignore[misc]  # a type made at run time
-        return _annotate(points, Field(fail_fast=True), *lengths, AfterValidator(_check_order), _Json(_allow_line))
+        points: Any = tuple[tuple[_strict(float, None, (Ge(0),)), _strict(float, None, metadata)], ...]  # type: ignore[misc]  # a type made at run time
+        return Annotated[points, Field(fail_fast=True), AfterValidator(_check_order), _Json(_allow_line)]
     if _is_dataclass(hint):
-        return _annotate(typed_dict(hint), WrapValidator(functools.partial(_build_section, hint, default)))
+        return Annotated[typed_dict(hint), WrapValidator(functools.partial(_build_section, hint, default))]
     if names := choices(hint):
-        union = _annotate(union_of(_strict(cls, default) for cls in names.values()), Field(discriminator="name"))
+        classes: Any = typing.Union[*(_strict(cls, default) for cls in names.values())]
         json = _Json(_require_names([type(default) is cls for cls in names.values()]))
-        named = _annotate(union, BeforeValidator(functools.partial(_add_name, default)), json)
-        return union_of([named, type(None)]) if type(None) in args else named
+        metadata = Field(discriminator="name"), BeforeValidator(functools.partial(_add_name, default)), json
+        named: Any = Annotated[classes, *metadata]
+        return named | None if type(None) in args else named
     if origin is Annotated:
         return _strict(args[0], default, args[1:])
     if is_union(hint):
-        return union_of(_strict(arg, default, metadata) for arg in args)
+        return typing.Union[*(_strict(arg, default, metadata) for arg in args)]
     if any(isinstance(item, Formerly) for item in metadata):
-        return _annotate(hint, BeforeValidator(functools.partial(current_name, hint=_annotate(hint, *metadata))))
+        return Annotated[hint, BeforeValidator(functools.partial(current_name, hint=Annotated[hint, *metadata]))]
     if origin in (tuple, list, dict) and args:
         hint = origin[tuple(arg if arg is Ellipsis else _strict(arg) for arg in args)]
         metadata = metadata if origin is dict else (Field(fail_fast=True), *metadata)  # report the first faulty entry
     if isinstance(hint, str):  # an annotation of a class inside a function
         return Any
-    return _annotate(hint, *metadata) if metadata and hint is not type(None) else hint
-
-
-def _annotate(hint: Any, *metadata: Any) -> Any:
-    return Annotated[(hint, *metadata)]
-
-
-def union_of(hints: Iterable[Any]) -> Any:
-    """Return the union of annotations."""
-    return typing.Union[tuple(hints)]  # noqa: UP007 - any number of types
+    return Annotated[hint, *metadata] if metadata and hint is not type(None) else hint
 
 
 def _check_number(value: Any, validate: Callable[[Any], Any]) -> Any:
@@ -229,7 +215,7 @@ def _check_number(value: Any, validate: Callable[[Any], Any]) -> Any:
 
 
 def _check_order(points: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
-    """Refuse a schedule whose steps do not begin at 0, or decrease. Two entries at equal steps are a jump."""
+    """Refuses a schedule whose steps do not begin at 0, or decrease. Two entries at equal steps are a jump."""
     from pydantic_core import PydanticCustomError
 
     steps = [step for step, _ in points]
@@ -245,7 +231,7 @@ def _check_order(points: tuple[tuple[float, float], ...]) -> tuple[tuple[float, 
 
 
 def _build_section(cls: Any, default: Any, value: Any, validate: Callable[[Any], dict[str, Any]]) -> Any:
-    """Build a section from plain data; missing values are taken from the field's default."""
+    """Builds a section from plain data; missing values are taken from the field's default."""
     if isinstance(value, cls):
         return value
     values = validate({} if value is None else value)
@@ -253,7 +239,7 @@ def _build_section(cls: Any, default: Any, value: Any, validate: Callable[[Any],
 
 
 def _add_name(default: Any, value: Any) -> Any:
-    """Return the data of a choice with its `name` in lower case; a missing or null name is the default's."""
+    """Returns the data of a choice with its `name` in lower case; a missing or null name is the default's."""
     if not isinstance(value, Mapping | None):
         return value
     data = {key: item for key, item in (value or {}).items() if key != "name" or item is not None}
@@ -274,7 +260,7 @@ class _Json(NamedTuple):
 
 
 def _add_documentation(cls: type, schema: dict[str, Any]) -> None:
-    """Add descriptions and defaults to the JSON Schema of a section."""
+    """Adds descriptions and defaults to the JSON Schema of a section."""
     schema["description"], field_docs = inspect.getdoc(cls), docs(cls)
     for field in dataclasses.fields(cls):
         key_schema, default = schema["properties"].get(field.name, {}), field.default
@@ -286,7 +272,7 @@ def _add_documentation(cls: type, schema: dict[str, Any]) -> None:
 
 
 def _require_names(is_default: list[bool]) -> Callable[[Any], Any]:
-    """Require `name` in the JSON Schema of all choices except the default's class."""
+    """Requires `name` in the JSON Schema of all choices except the default's class."""
 
     def change(schema: Any) -> Any:
         arms = zip(schema["oneOf"], is_default, strict=True)
@@ -303,7 +289,7 @@ def _allow_line(schema: Any) -> Any:
 
 
 def checked(cls: type, data: Any, prefix: str = "", swap: Swap = ()) -> tuple[dict[str, Any], list[ValueFault]]:
-    """Validate the plain data of a section.
+    """Validates the plain data of a section.
 
     Args:
       prefix: prefix of the keys in messages.
@@ -324,7 +310,7 @@ def checked(cls: type, data: Any, prefix: str = "", swap: Swap = ()) -> tuple[di
 
 
 def fault(value: Any, hint: Any, key: str, default: Any = dataclasses.MISSING) -> str:
-    """Return the message about a value that its annotation refuses; "" for a valid value."""
+    """Returns the message about a value that its annotation refuses; "" for a valid value."""
     from pydantic import ValidationError
 
     try:
@@ -366,7 +352,7 @@ def _place(cls: type, loc: tuple[Any, ...], data: Any, swap: Swap) -> _Place:
 
 
 def _message(place: _Place, errors: list[Any], prefix: str) -> str:
-    """Return `key: expected X, got Y: do Z` for pydantic's errors at one place; "" for an unknown key."""
+    """Returns `key: expected X, got Y: do Z` for pydantic's errors at one place; "" for an unknown key."""
     hint, value = place.hint, place.value
     if hint is None:
         return ""
@@ -379,7 +365,7 @@ def _message(place: _Place, errors: list[Any], prefix: str) -> str:
     if names and not isinstance(value, Mapping | str) and by_type.keys() & {"union_tag_invalid", "union_tag_not_found"}:
         return f"{key}: expected {' or '.join(c.__name__ for c in names.values())}, got {type(value).__name__}"
     if "union_tag_invalid" in by_type:
-        fix = _did_you_mean(short(value["name"]).lower(), names)
+        fix = did_you_mean(short(value["name"]).lower(), names)
         return f"{key}.name: expected one of {', '.join(names)}, got {short(value['name'])}{fix}"
     if section_class(hint):
         if "value_error" in by_type:  # raised by its own __post_init__
@@ -390,16 +376,12 @@ def _message(place: _Place, errors: list[Any], prefix: str) -> str:
         return f"{key}: expected text for keys, got {short(errors[0]['input'])}: quote it"
     if "schedule" in by_type:
         return f"{key}: {by_type['schedule']['msg']}, got {short(value)}"
-    if longer := by_type.get("string_too_long"):
-        return f"{key}: expected text of at most {longer['ctx']['max_length']:,} characters, got {short(value)}"
     outside = next((error["input"] for error in errors if error["type"] in _RANGES), None)
     is_infinite = isinstance(outside, float) and math.isinf(outside)
     x = outside if is_number(outside) and not is_infinite else None
     expected, got = describe(hint, x, lone=outside is not None and is_number(value)), short(value)
     if is_infinite:
         expected = expected.replace("a ", "a finite ", 1)
-    if longer := by_type.get("too_long"):
-        expected, got = f"a list of at most {longer['ctx']['max_length']} entries", f"{len(value):,}"
     if isinstance(value, float) and (rounded := in_float32(value)) != value and abs(rounded) in (0, math.inf):
         got += f", which is {rounded:g} in float32"
     has_default = outside is not None and place.default is not dataclasses.MISSING
@@ -412,19 +394,14 @@ def _as_lists(value: Any) -> Any:
     return [_as_lists(item) for item in value] if isinstance(value, tuple) else value
 
 
-def _did_you_mean(value: str, names: Any) -> str:
-    near = difflib.get_close_matches(value[:80], names, 1)
-    return f": did you mean {near[0]}?" if near else ""
-
-
 def _similar_choice(value: Any, hint: Any) -> str:
     literals = [h for h in (hint, *typing.get_args(hint)) if typing.get_origin(h) is Literal]
     names = [name for literal in literals for name in typing.get_args(literal) if isinstance(name, str)]
-    return _did_you_mean(value, names) if isinstance(value, str) else ""
+    return did_you_mean(value, names) if isinstance(value, str) else ""
 
 
 def _schedule_syntax(value: Any, hint: Any) -> str:
-    """Return the syntax of a schedule, for functions of progress and other spellings of Stable-Baselines3."""
+    """Returns the syntax of a schedule, for functions of progress and other spellings of Stable-Baselines3."""
     is_function = callable(value) or (isinstance(value, str) and value.startswith("lin_"))
     if not (is_function and _accepts_points(hint)):
         return ""
@@ -447,32 +424,25 @@ def docs(cls: type) -> Mapping[str, str]:
             source = textwrap.dedent(inspect.getsource(base))
         except (OSError, TypeError):
             continue
-        comments: dict[int, str] = {}
-        own_line: dict[int, str] = {}
-        for token in tokenize.generate_tokens(io.StringIO(source).readline):
-            if token.type == tokenize.COMMENT:
-                whole = not token.line[: token.start[1]].strip()
-                (own_line if whole else comments)[token.start[0]] = token.string.lstrip("# ")
-        body = next(n for n in ast.parse(source).body if isinstance(n, ast.ClassDef)).body
-        for node in body:
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                if "ClassVar" in ast.unparse(node.annotation):  # no field
-                    continue
-                first = node.lineno
-                while first - 1 in own_line:
-                    first -= 1
-                above = " ".join(own_line[n] for n in range(first, node.lineno))
-                doc = comments.get(node.end_lineno or node.lineno, above)
-                if doc:
-                    found[node.target.id] = doc
+        lines, (class_node,) = source.splitlines(), ast.parse(source).body
+        for node in class_node.body:  # type: ignore[attr-defined]  # a class has a body
+            if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
+                continue
+            comments = [lines[(node.end_lineno or 0) - 1][node.end_col_offset :]]
+            if not comments[0].strip():
+                is_comment = lambda line: line.lstrip().startswith("#")
+                comments = [*itertools.takewhile(is_comment, reversed(lines[: node.lineno - 1]))][::-1]
+            doc = " ".join(line.strip().lstrip("# ") for line in comments)
+            if doc and "ClassVar" not in ast.unparse(node.annotation):
+                found[node.target.id] = doc
     return found
 
 
 def tree_docs(tree: Any, prefix: str = "") -> dict[str, str]:
     """Returns dotted key -> comment and range, of a dataclass instance and of the sections within it."""
-    ranges = {name: range_words(hint) for name, hint in hints(type(tree)).items()}
+    cls: Any = type(tree)
+    ranges = {name: range_words(hint) for name, hint in hints(cls).items()}
     found = {prefix + name: words for name, words in ranges.items() if words}
-    cls: type = type(tree)
     for name, doc in docs(cls).items():
         found[prefix + name] = f"{doc}; {ranges[name]}" if ranges.get(name) else doc
     for field in dataclasses.fields(tree):

@@ -11,7 +11,6 @@ single observations:
     logits, value = net.apply(params, window)                           # window.obs [N, L, *] -> [N, L, 4], [N, L, 1]
 """
 
-import difflib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -22,6 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl import spaces
+from jrl.errors import did_you_mean
 from jrl.fields.hyper import NetworkConfig, Options
 from jrl.networks.dense import Dense
 from jrl.networks.encoders import (
@@ -245,19 +245,12 @@ def _value_input_faults(space: Space, cfg: NetworkConfig) -> list[str]:
     known, key = spaces.part_names(space), "network.value_inputs"
     if cfg.value_inputs and not known:
         got = ", ".join(map(repr, cfg.value_inputs))
-        near = [name for name in difflib.get_close_matches(spaces.STATE, cfg.value_inputs) if name != spaces.STATE]
-        fix = (
-            f"leave this out, or did you mean {spaces.STATE!r}, the global state of several agents?"
-            if near
-            else "leave this out"
-        )
-        return [f"{key}: expected names of parts of a Dict observation, got {got} for {space}: {fix}"]
+        return [f"{key}: expected names of parts of a Dict observation, got {got} for {space}: leave this out"]
     errors = cfg.sharing_faults()
     for name in cfg.value_inputs:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            fix = f"did you mean {near[0]!r}?" if near else "name one of them, or leave it out"
-            errors.append(f"{key}: expected names among {', '.join(map(repr, known))}, got {name!r}: {fix}")
+            fix = did_you_mean(name, known) or ": name one of them, or leave it out"
+            errors.append(f"{key}: expected names among {', '.join(map(repr, known))}, got {name!r}{fix}")
     if not errors and not spaces.leaves(spaces.without(space, cfg.value_inputs)):
         errors.append(
             f"{key}: expected to leave the policy a part to read, got all of {', '.join(map(repr, known))}: "

@@ -167,6 +167,3 @@ def _sinusoids(memory: int, size: int) -> Array:
     frequency = 10_000.0 ** (-jnp.arange(0, size, 2, dtype=jnp.float32) / size)
     angle = distance[:, None] * frequency[None]
     return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], 1)[:, :size]
-
-
-__all__ = ["gtrxl"]

@@ -17,8 +17,6 @@ from jrl.networks.attention import gtrxl
 from jrl.networks.lru import lru
 from jrl.networks.recurrent import Core, gru, lstm
 
-__all__ = ["Core", "faults", "make"]
-
 _MAKERS: dict[type, Callable[..., Core]] = {hyper.Lstm: lstm, hyper.Gru: gru, hyper.Gtrxl: gtrxl, hyper.Lru: lru}
 
 

@@ -133,6 +133,3 @@ def build_critics(spec: EnvSpec, cfg: NetworkConfig, num_critics: int) -> Critic
         carry=lambda params, batch_size: () if start is None else repeated(params, start(batch_size)),
         unroll=lambda params, window: run(params, window, None),
     )
-
-
-__all__ = ["Critics", "build_critics"]

@@ -10,7 +10,6 @@ Each maps N observations to features [N, F], for any F. Observations are trees o
 after normalisation and without action mask. The core, heads and critics read the features.
 """
 
-import difflib
 import functools
 import inspect
 import sys
@@ -24,6 +23,7 @@ import jax.numpy as jnp
 from flax.errors import InvalidRngError
 
 from jrl import registry, spaces
+from jrl.errors import did_you_mean
 from jrl.fields.hyper import NetworkConfig, Options
 from jrl.types import Array, InputError, Key, PyTree, Space, element
 
@@ -74,64 +74,47 @@ def features(module: nn.Module, cfg: NetworkConfig, space: Space, obs: PyTree, n
 
 
 def _check_options(found: Any, cfg: NetworkConfig) -> None:
-    fn, given = _signature(found, cfg.torso)
-    known = inspect.signature(fn).parameters
+    function, arguments, more = _signature(found, cfg.torso)
+    parameters = inspect.signature(function).parameters
     kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    takes = [n for n, p in known.items() if n not in _RESERVED and p.kind in kinds]
-    has_kwargs = any(p.kind is p.VAR_KEYWORD for p in known.values())
-    wrong = [n for n in cfg.torso_options if n in _RESERVED or not (n in takes or has_kwargs)]
+    takes = [n for n, p in parameters.items() if n not in _RESERVED and p.kind in kinds]
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     errors = []
-    for name in wrong:
-        near = difflib.get_close_matches(str(name), takes, 1)
-        fix = f"did you mean {near[0]}?" if near else f"it takes {', '.join(takes) or 'none'}"
-        errors.append(f"network.torso_options: {cfg.torso} has no option {name}: {fix}")
-    if not wrong:
-        try:
-            inspect.signature(fn).bind(*given[0], **given[1], **cfg.torso_options)
-        except TypeError as e:
-            shape = "(**options)" if _is_linen(found) else "(space, **options)" + ", rngs" * _is_nnx(found)
-            errors.append(f"network.torso_options: {cfg.torso} is called as {shape}: {e}")
+    for name in cfg.torso_options:
+        if name in _RESERVED or not (name in takes or takes_all):
+            fix = did_you_mean(str(name), takes) or f": it takes {', '.join(takes) or 'none'}"
+            errors.append(f"network.torso_options: {cfg.torso} has no option {name}{fix}")
     if errors:
         raise InputError(*errors)
+    registry.check_call(function, f"network.torso_options: {cfg.torso}", arguments, {**more, **cfg.torso_options})
 
 
 def _is_linen(found: Any) -> bool:
     return isinstance(found, type) and issubclass(found, nn.Module)
 
 
-def _nnx_module() -> type:
-    """Returns flax.nnx.Module if flax.nnx is imported, else a class without subclasses.
-
-    Importing flax.nnx takes 0.2 s, and a user's nnx class can exist only after an import.
-    """
-    return getattr(sys.modules.get("flax.nnx"), "Module", _NoModule)
-
-
-class _NoModule:
-    pass
-
-
 def _is_nnx(found: Any) -> bool:
-    return isinstance(found, type) and issubclass(found, _nnx_module())
+    nnx = sys.modules.get("flax.nnx")  # not imported here: this takes 0.2 s, and a user's class exists only after it
+    return nnx is not None and isinstance(found, type) and issubclass(found, nnx.Module)
 
 
-def _signature(found: Any, path: str) -> tuple[Callable[..., Any], tuple[tuple[Any, ...], Mapping[str, Any]]]:
-    """Returns the function that receives the options, and its other arguments (args, kwargs).
+def _signature(found: Any, path: str) -> tuple[Callable[..., Any], tuple[str, ...], dict[str, Any]]:
+    """Returns the function that receives the options, its positional arguments and its other keyword arguments.
 
     Raises:
       InputError: the object is none of the three kinds.
     """
     if _is_linen(found):
-        return found.__init__, ((None,), {})
+        return found.__init__, ("self",), {}
     if _is_nnx(found):
-        return found.__init__, ((None, None), {"rngs": None})
-    if isinstance(found, (type, nn.Module, _nnx_module())):
+        return found.__init__, ("self", "space"), {"rngs": None}
+    if isinstance(found, (type, nn.Module)) or _is_nnx(type(found)):
         what = "class" if isinstance(found, type) else f"{type(found).__name__} instance"
         raise InputError(
             f"{_KEY} {path}: expected a class of flax.linen.Module or flax.nnx.Module, or a function "
             f"(space, **options) -> (init, apply), got a {what}"
         )
-    return found, ((None,), {})
+    return found, ("space",), {}
 
 
 @functools.lru_cache(maxsize=64)
@@ -238,6 +221,3 @@ def _pair(fn: Any, path: str, options: Mapping[str, Any], space: Space) -> Torso
         raise InputError(f"{_KEY} {path}: expected two functions (init, apply), got {type(made).__name__}: {made!r}")
     init, apply = made
     return Torso(lambda key: jax.tree.map(jnp.asarray, init(key)), apply)
-
-
-__all__ = ["Torso", "check", "features"]

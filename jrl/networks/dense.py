@@ -154,8 +154,3 @@ def dense(weights: dict[str, Array], x: Array) -> Array:
     """Applies a layer of `layer` to x [..., inputs]: [..., outputs]."""
     y = linear(x.reshape(-1, x.shape[-1]), weights["kernel"]) + weights["bias"][None]
     return y.reshape(*x.shape[:-1], -1)
-
-
-__all__ = [
-    "Dense", "bias_init", "dense", "kernel_init", "layer", "linear", "orthogonal", "parameter", "uniform_init",
-]  # fmt: skip

@@ -3,7 +3,6 @@
 An encoder reads one array; the torso is the dense layers after them, or the CNN of a single image.
 """
 
-import difflib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl import registry, spaces
+from jrl.errors import did_you_mean
 from jrl.fields.hyper import NetworkConfig
 from jrl.networks.dense import Dense, parameter
 from jrl.types import Array, Box, Discrete, InputError, Leaf, MultiDiscrete, PyTree, Space
@@ -124,9 +124,8 @@ def choose(space: Space, cfg: NetworkConfig) -> dict[str, str]:
     errors = []
     for path, name in cfg.encoders.items():
         if path not in found:
-            near = difflib.get_close_matches(path, found, 1)
-            fix = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(repr(p) for p in found)}"
-            errors.append(f"network.encoders: the observation has no array {path!r}: {fix}")
+            fix = did_you_mean(path, found) or f": it has {', '.join(map(repr, found))}"
+            errors.append(f"network.encoders: the observation has no array {path!r}{fix}")
         elif name not in ENCODERS:
             errors.append(f"network.encoders.{path}: unknown encoder {name!r}: choose one of {', '.join(ENCODERS)}")
         elif message := _misfit(found[path], name):

@@ -151,5 +151,3 @@ def _recurrence_backward(residuals, grads):
 
 
 _recurrence.defvjp(_recurrence_forward, _recurrence_backward)
-
-__all__ = ["lru"]

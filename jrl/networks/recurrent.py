@@ -181,5 +181,3 @@ def _scan_backward(cell, dtype, residuals, grads):
 
 
 _scan.defvjp(_scan_forward, _scan_backward)
-
-__all__ = ["Core", "dense", "gru", "kernels", "layer_norm", "layer_norm_params", "lstm"]

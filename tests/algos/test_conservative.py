@@ -14,7 +14,7 @@ from cases import some_quick
 from fakes import assert_close, assert_same, differ
 from jax.sharding import PartitionSpec as P
 
-from jrl.algos import conservative, dqn, iqn, sac
+from jrl.algos import conservative, critics, dqn, iqn, sac
 from jrl.fields import hyper
 from jrl.learn import parallel
 from jrl.networks import NetworkConfig
@@ -123,7 +123,7 @@ def test_samples_are_constants_and_their_densities_right():
 
     @jax.jit
     def draw(params, batch, key):
-        dist = sac.chosen(agent, params, batch.obs, 0)
+        dist = critics.policy_output(agent, params, batch.obs, 0)
         there = conservative.sampled(dist, cfg.cql_actions, key, None)
         return conservative.with_samples(cfg, agent, batch, dist, there, jax.random.key(1)).extras
 

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from jrl.config import RunConfig
@@ -11,17 +10,16 @@ from jrl.errors import InputError
 from jrl.host import files, interruption, machine, output
 from jrl.sweep import plan_text
 from jrl.sweep.member_processes import train_processes
-from jrl.sweep.members import EndLog, MemberSpec, copy_checkpoint
+from jrl.sweep.members import MemberSpec, Record, copy_checkpoint
 
 
 @dataclasses.dataclass
 class Trainer:
     """Trains members to their ends or to a pause. The caller closes it."""
 
-    directory: Path  # directory of the population
+    record: Record  # of the population
     transcript: output.Transcript  # transcript of the printed output
     interrupted: interruption.Signals
-    end_log: EndLog
     processes: int | None = None  # number of processes at once; None: one program, if possible
     max_members: int | None = None  # members in one program at once; None: as many as the memory holds
     later_configs: Sequence[RunConfig] = ()  # configs that members may get later
@@ -30,7 +28,7 @@ class Trainer:
     is_announced: bool = False  # the plan was printed
 
     def train_until(self, members: Sequence[MemberSpec], pause: float = math.inf) -> dict[str, str]:
-        """Train members to `pause` environment steps, program by program.
+        """Trains members to `pause` environment steps, program by program.
 
         With several programs, the members of each are read from their checkpoints at its turn.
 
@@ -49,7 +47,7 @@ class Trainer:
                 self.close()
             try:
                 if self.program is None:
-                    shared = self.directory, self.transcript, self.interrupted, self.end_log, self.later_configs
+                    shared = self.record, self.transcript, self.interrupted, self.later_configs
                     self.program = OneProgram(group, *shared)
                 ended |= self.program.train_until(pause)
             except build_population.NotOneProgram as e:
@@ -65,10 +63,10 @@ class Trainer:
         if self.interrupted:
             return {**dict.fromkeys((member.name for member in members), "interrupted"), **ended}
         if rest := [member for member in members if member.name in self.process_members]:
-            with files.report_unwritable(self.directory):
-                self.transcript.open(self.directory / "log.txt")
+            with files.report_unwritable(self.record.directory):
+                self.transcript.open(self.record.directory / "log.txt")
             count = self.processes or max(1, machine.usable_cpus() // 2)
-            ended |= train_processes(rest, self.directory, count, self.interrupted, self.end_log, pause)
+            ended |= train_processes(rest, self.record, count, self.interrupted, pause)
         return ended
 
     def _holds(self, members: Sequence[MemberSpec]) -> bool:
@@ -79,7 +77,7 @@ class Trainer:
         return [group[i : i + size] for i in range(0, len(group), size)]
 
     def _build_groups(self, members: Sequence[MemberSpec]) -> list[Sequence[MemberSpec]]:
-        """Return groups of members that may be one program; note the other members, and print the plan once."""
+        """Returns groups of members that may be one program; note the other members, and print the plan once."""
         from jrl.run import build_population
 
         left = [member for member in members if member.name not in self.process_members]
@@ -97,14 +95,14 @@ class Trainer:
         return [part for group, why in groups if not why for part in self._split(group)]
 
     def stop(self, reasons: Mapping[str, str]) -> None:
-        """End paused members. `reasons`: end reason by name."""
+        """Ends paused members. `reasons`: end reason by name."""
         if self.program:
             self.program.stop(reasons)
 
     def copy_members(
         self, sources: Mapping[str, str], before: Sequence[MemberSpec], after: Sequence[MemberSpec]
     ) -> None:
-        """Continue paused members from the states of other members. A resumed sweep may repeat the call.
+        """Continues paused members from the states of other members. A resumed sweep may repeat the call.
 
         Args:
           sources: member -> member whose state it takes.
@@ -118,14 +116,14 @@ class Trainer:
             self.program.copy_members(sources, after)
 
     def close(self) -> None:
-        """Close the program of paused members, and its environments."""
+        """Closes the program of paused members, and its environments."""
         program, self.program = self.program, None
         if program:
             program.close()
 
 
 def check_pbt(members: Sequence[MemberSpec]) -> None:
-    """Raise InputError if members cannot take over each other's checkpoints."""
+    """Raises InputError if members cannot take over each other's checkpoints."""
     from jrl.run import build_population
 
     if len(build_population.grouped([member.config for member in members])) > 1:

@@ -209,6 +209,12 @@ def title_of(task: Task) -> str:
     return "\n".join([f"{Path(task.config).name}: {cfg.env.id}{evaluated}", *more])
 
 
+def threshold_of(task: Task) -> float:
+    """Returns the value of the criterion that a run must reach."""
+    found = config.load(task.config, task.overrides).stop
+    return found[criterion_of(task)] if task.bounds is None else task.bounds[0]
+
+
 def draw(tasks: Iterable[Task], out: Path, png: Path) -> None:
     """Draws the seeds of each task in a panel of its own: the metric of its criterion, and its threshold."""
     panels, thresholds = {}, {}
@@ -218,8 +224,7 @@ def draw(tasks: Iterable[Task], out: Path, png: Path) -> None:
         lines = [line for line in lines if len(line[0])]
         band = content.interquartile_band([lines], content.ReportOptions(metric)) if lines else None
         panels[title] = {"": (lines, figures.to_band(band))}
-        stop = config.load(task.config, task.overrides).stop
-        thresholds[title] = stop[metric] if task.bounds is None else task.bounds[0]
+        thresholds[title] = threshold_of(task)
     plots.plot_groups(panels, png, x="env_steps", y="return", thresholds=thresholds)
 
 

@@ -286,19 +286,11 @@ def summarize_agents(
 
 def merge(reports: list[Episodes]) -> Episodes:
     """Merges reports, oldest first, on the host; `steps` and windows are the last report's."""
-    agents = [r.agents for r in reports if isinstance(r.agents, Episodes)]
-    reports = [jax.tree.map(np.asarray, r) for r in reports]
-    over = lambda fn, name: fn(np.stack([getattr(r, name) for r in reports]), 0)
-    total = lambda name: over(np.sum, name).astype(getattr(reports[-1], name).dtype)
-    return dataclasses.replace(
-        reports[-1],
-        count=total("count"),
-        return_sum=total("return_sum"),
-        length_sum=total("length_sum"),
-        return_min=over(np.min, "return_min"),
-        return_max=over(np.max, "return_max"),
-        agents=merge(agents) if agents else (),
-    )
+    last = reports[-1]
+    merged = add_stacked_reports(jax.tree.map(lambda *x: np.stack(x), *reports))
+    is_several = isinstance(last.agents, Episodes)
+    agents = dataclasses.replace(merged.agents, steps=last.agents.steps) if is_several else ()
+    return dataclasses.replace(merged, steps=last.steps, agents=agents)
 
 
 def add_reports(reports: Sequence[Episodes]) -> Episodes:

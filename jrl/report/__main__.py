@@ -4,14 +4,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from jrl.errors import InputError
 from jrl.fields.paths import resolve_as_typed
 from jrl.host import command, files
-
-if TYPE_CHECKING:
-    from jrl.report import content, runs
 
 
 def parser() -> argparse.ArgumentParser:
@@ -49,27 +45,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def report(args: argparse.Namespace) -> None:
     """Reads the runs and writes the report. Raises InputError."""
-    from jrl.report import content, runs
+    from jrl.report import content, figures, page, runs, tables
 
     if args.seed < 0:
         raise InputError(f"--seed {args.seed}: expected 0 or more")
-    paths = [str(resolve_as_typed(run, "report", "any")) for run in args.runs]
+    places = [str(resolve_as_typed(run, "report", "any")) for run in args.runs]
     out, against, bounds = resolve_as_typed(args.out, "--out", "new directory"), args.against, None
     if is_file := bool(against) and Path(against).suffix == ".csv":
         file = resolve_as_typed(against, "--against", "file")
-        paths.insert(0, str(file))  # first: a file is read once, under the first spelling of its path
+        places.insert(0, str(file))  # first: a file is read once, under the first spelling of its path
         against = runs.only_method(file)
     if args.normalize is not None:
         bounds = content.read_bounds(resolve_as_typed(args.normalize, "--normalize", "file"))
-    found = runs.read(paths, [key for key in args.by.split(",") if key])
+    found = runs.read(places, [key for key in args.by.split(",") if key])
     if is_file:
         against = next(run.method for run in found.runs if run.name.startswith(f"{file}: "))
-    _write(out, found, content.ReportOptions(args.objective, args.axis, against, bounds, args.seed))
-
-
-def _write(out: Path, found: "runs.Found", options: "content.ReportOptions") -> None:
-    from jrl.report import content, figures, page, tables
-
+    options = content.ReportOptions(args.objective, args.axis, against, bounds, args.seed)
     said, library = content.content(found, options), page.library()
     try:
         out.mkdir(parents=True, exist_ok=True)

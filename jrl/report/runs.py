@@ -82,10 +82,6 @@ class ReportedRun(NamedTuple):
         return float(found[-1]) if len(found) else math.nan
 
 
-class NoRows(InputError):
-    """The runs exist, but none has a result row yet."""
-
-
 class Found(NamedTuple):
     """Runs read from disk."""
 
@@ -134,7 +130,7 @@ def read(paths: Iterable[str | Path], by: Sequence[str] = ()) -> Found:
     if errors:
         raise InputError(*errors)
     if not any(run.rows for run in runs):
-        raise NoRows("none of the runs has a result row yet" + "".join(f": {said}" for said in cautions[:1]))
+        raise InputError("none of the runs has a result row yet" + "".join(f": {said}" for said in cautions[:1]))
     return Found(_named(runs, by), cautions)
 
 

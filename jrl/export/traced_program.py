@@ -247,7 +247,7 @@ class _Tracer:
         return number
 
     def add_jaxpr(self, jaxpr: core.Jaxpr, consts: Any, inputs: list[int]) -> list[int]:
-        """Appends the operations of a jaxpr; return the numbers of its results."""
+        """Appends the operations of a jaxpr; returns the numbers of its results."""
         numbers: dict[Any, int] = dict(zip(jaxpr.constvars, map(self.add_constant, consts)))
         numbers |= zip(jaxpr.invars, inputs)
         read = lambda atom: self.add_constant(atom.val) if isinstance(atom, core.Literal) else numbers[atom]

@@ -62,7 +62,7 @@ class _ArgumentParser(argparse.ArgumentParser):
         self.register("type", int, _parse_integer)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parses as argparse does, but suggest the right command if several values follow an option with one value."""
+        """Parses as argparse does, but suggests the right command if several values follow an option with one value."""
         words = sys.argv[1:] if args is None else list(args)
         for i, word in enumerate(words):
             flag, attached, _ = word.partition("=")
@@ -97,7 +97,7 @@ def parser(name: str, description: str, **options: Any) -> argparse.ArgumentPars
 
 
 def run(main: Callable[[], int]) -> int:
-    """Calls the `main` of a command; return the exit status.
+    """Calls the `main` of a command; returns the exit status.
 
     141 if the reader of the output has gone (`jrl config list | head -1`), as after SIGPIPE; 130 after Ctrl-C.
     """
@@ -135,7 +135,7 @@ def add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def report_input_error(error: InputError, *, verbose: bool | None = None) -> int:
-    """Prints the errors of the input, one per line, on stderr; return the exit status, 2.
+    """Prints the errors of the input, one per line, on stderr; returns the exit status, 2.
 
     With `verbose`, the traceback of the user's code follows, if any; with False, a hint how to print it.
     """
@@ -144,7 +144,7 @@ def report_input_error(error: InputError, *, verbose: bool | None = None) -> int
 
 
 def report_failure(error: Exception, *, verbose: bool | None = None) -> int:
-    """Prints why a run failed, as `report_input_error` does; return the exit status, 1."""
+    """Prints why a run failed, as `report_input_error` does; returns the exit status, 1."""
     _print_error(error, (str(error),), verbose)
     return 1
 

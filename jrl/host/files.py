@@ -99,7 +99,7 @@ def is_locked_here(directory: Path) -> bool:
 
 
 def make_numbered(directory: Path) -> Path:
-    """Makes a directory of that name, or with -2, -3, ... appended if it exists; return its path."""
+    """Makes a directory of that name, or with -2, -3, ... appended if it exists; returns its path."""
     directory = resolve(directory, "run.out")
     for path in (directory, *(directory.with_name(f"{directory.name}-{n}") for n in range(2, 10_000))):
         try:

@@ -68,11 +68,6 @@ class Signals:
         return self.number is not None
 
     @property
-    def name(self) -> str | None:
-        """SIGINT, SIGTERM, SIGHUP or None."""
-        return None if self.number is None else signal.Signals(self.number).name
-
-    @property
     def exit_status(self) -> int | None:
         """130 after SIGINT, 143 after SIGTERM, 129 after SIGHUP, None without a signal."""
         return None if self.number is None else 128 + self.number
@@ -138,7 +133,7 @@ def watch_signals(then: str = SAVES) -> Iterator[Signals]:
 
 @contextlib.contextmanager
 def _watch_wakeup_pipe(found: Signals, awaited: list[signal.Signals]) -> Iterator[None]:
-    """Reports the first signal at once, and end the process at a second Ctrl-C that the main thread does not answer.
+    """Reports the first signal at once, and ends the process at a second Ctrl-C that the main thread does not answer.
 
     Python runs handlers in the main thread, between two instructions. The signal's number is written to the wakeup file
     at once, and another thread reads it.
@@ -271,7 +266,7 @@ class Watchdog:
             self._thread.join(1.0)  # with a limit: it may be blocked on a pipe without a reader
 
     def check(self) -> bool:
-        """Reports a stall, once; return whether it did. The watchdog's thread calls it regularly."""
+        """Reports a stall, once; returns whether it did. The watchdog's thread calls it regularly."""
         if self._seconds is None:
             return False
         now, beat, pulse = self._clock(), self._beat, self._pulse()

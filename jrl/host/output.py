@@ -136,7 +136,7 @@ class Transcript:
             files.append(self._open, text.encode("utf-8", "replace"))
 
     def close(self) -> None:
-        """Closes the file, and end an unfinished line."""
+        """Closes the file, and ends an unfinished line."""
         with self._lock:
             if self._line:
                 self.write("\n")

@@ -36,7 +36,7 @@ class CustomMetrics:
             self._updates.setdefault(name, []).extend(_numbers("result", name, value))
 
     def drain(self, prefix: str = "") -> dict[str, Any]:
-        """Returns the metrics so far, and reset them.
+        """Returns the metrics so far, and resets them.
 
         Returns:
           `custom/<name>_mean`, `_min` and `_max`, or `custom/<name>` (a list); `learner/<name>`, the mean over updates;

@@ -88,7 +88,10 @@ def plot_learning_curve(
       title: title of the plot.
     """
     path = Path(result) / "result.jsonl" if Path(result).is_dir() else result
-    rows, (figure, axes) = read_rows(path), _axes(x, y, title)
+    rows, figure = read_rows(path), make_figure((7, 4.5))
+    axes = figure.add_subplot()
+    axes.set(xlabel=LABELS.get(x, x), ylabel=LABELS.get(y, y), title=title)
+    _style(axes)
     steps, values = _columns(rows, x, y)
     drawn = {y: "C0"} if len(steps) else {}
     few = "." if len(steps) <= _FEW else ""
@@ -154,8 +157,6 @@ def plot_groups(
     columns = min(len(panels), 3)
     lines = math.ceil(len(panels) / columns)
     figure = make_figure((max(7.0, 4.5 * columns), 4.5 if lines == 1 else 3.4 * lines))
-    from matplotlib.ticker import EngFormatter
-
     colors = {label: f"C{i}" for i, label in enumerate(dict.fromkeys(name for own in panels.values() for name in own))}
     for number, (title, groups) in enumerate(panels.items()):
         axes = figure.add_subplot(lines, columns, number + 1)
@@ -164,8 +165,7 @@ def plot_groups(
         if title in thresholds:
             axes.axhline(thresholds[title], color="0.4", linestyle="--", linewidth=1)
         axes.set_title(shown(title), fontsize=10, parse_math=False)
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        axes.grid(alpha=0.3)
+        _style(axes)
         if any(groups) and len(groups) <= _MOST_NAMED:
             legend = axes.legend(framealpha=0.85, edgecolor="none", fontsize=8)
             for text in legend.get_texts():
@@ -206,19 +206,15 @@ def make_figure(size: tuple[float, float]):
     return figure
 
 
-def _axes(x: str, y: str, title: str):
-    figure = make_figure((7, 4.5))
+def _style(axes: Any) -> None:
     from matplotlib.ticker import EngFormatter
 
-    axes = figure.add_subplot()
-    axes.set(xlabel=LABELS.get(x, x), ylabel=LABELS.get(y, y), title=title)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 200k, 1M
     axes.grid(alpha=0.3)
-    return figure, axes
 
 
 def save(figure, png: str | Path) -> Path:
-    """Writes a figure as a PNG file, and make its directory if missing; return its path. Raises OSError."""
+    """Writes a figure as a PNG file, and makes its directory if missing; returns its path. Raises OSError."""
     png = Path(png)
     png.parent.mkdir(parents=True, exist_ok=True)
     with written(png) as part:

@@ -67,7 +67,7 @@ class RunProgress:
         self.over = False  # a criterion is met
 
     def add_row(self, row: Mapping[str, Any]) -> bool:
-        """Adds the next row; return whether to display it: False after a row that met a criterion."""
+        """Adds the next row; returns whether to display it: False after a row that met a criterion."""
         if self.over:
             return False
         self.row = row

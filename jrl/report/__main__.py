@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the cautions and the written paths; return the exit status: 0, or 2 for bad input."""
+    """Prints the cautions and the written paths; returns the exit status: 0, or 2 for bad input."""
     args = parser().parse_args(argv)
     try:
         report(args)

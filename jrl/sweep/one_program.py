@@ -47,7 +47,7 @@ class MemberRun(runner.Member):
         super().__init__(session, member.directory, watchdog, lambda why, at: record.add_end(self.member, why, at))
 
     def start(self, stack: contextlib.ExitStack, writer: concurrent.futures.ThreadPoolExecutor) -> None:
-        """Starts the run, or resume it from the latest checkpoint. Its files are open until `stack` ends."""
+        """Starts the run, or resumes it from the latest checkpoint. Its files are open until `stack` ends."""
         meta = self._meta
         stack.enter_context(self.session)
         self.ended = self._record.find_end_reason(self.member) or ("complete" if is_complete(self.member) else None)
@@ -110,7 +110,7 @@ class OneProgram:
             self.close = stack.pop_all().close
 
     def train_until(self, pause: float = math.inf) -> dict[str, str]:
-        """Trains all members to `pause` environment steps; return the end reason of each member that ended, by name."""
+        """Trains all members to `pause` environment steps; returns the end reason of each ended member by name."""
         self._runner.run(pause)
         return {name: run.ended for name, run in self.runs.items() if run.ended is not None}
 

@@ -67,7 +67,7 @@ def report_end(
     objective: str | None,
     interrupted: interruption.Signals,
 ) -> int:
-    """Writes `sweep.csv`, copy the best seed of the best point to `best/`, and print a summary.
+    """Writes `sweep.csv`, copies the best seed of the best point to `best/`, and prints a summary.
 
     Args:
       directory: directory of the population.

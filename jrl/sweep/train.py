@@ -26,7 +26,7 @@ def train(
     *,
     processes: int | None = None,
 ) -> int:
-    """Trains the members of a population, and write `sweep.csv` and `best/` to its directory.
+    """Trains the members of a population, and writes `sweep.csv` and `best/` to its directory.
 
     Args:
       cfg: config that members share.
@@ -150,7 +150,7 @@ class Sweep:
     # ------------------------------------------------------------ training
 
     def train_rounds(self, trainer: Trainer, interrupted: interruption.Signals) -> dict[str, str]:
-        """Trains all rounds to their ends, or resume them; return the end reason of each member by name."""
+        """Trains all rounds to their ends, or resumes them; returns the end reason of each member by name."""
         ended: dict[str, str] = {}
         for number in range(len(self._rounds)):
             if number == len(self.record.rounds):

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jrl.config import RunConfig
-from jrl.errors import InputError
+from jrl.errors import InputError, counted, format_names
 from jrl.host import files, interruption, machine, output
-from jrl.sweep import plan_text
 from jrl.sweep.member_processes import train_processes
 from jrl.sweep.members import MemberSpec, Record, copy_checkpoint
+
+Group = tuple[Sequence[MemberSpec], str]  # members, and why they cannot be one program; "": they can
 
 
 @dataclasses.dataclass
@@ -51,7 +52,7 @@ class Trainer:
                     self.program = OneProgram(group, *shared)
                 ended |= self.program.train_until(pause)
             except build_population.NotOneProgram as e:
-                print(f"{plan_text.format_members(names)}: not vmapped: {e}")
+                print(f"{format_members(names)}: not vmapped: {e}")
                 self.process_members.update(names)
             except DoNotFit as e:
                 print(f"{len(group)} members take more memory than is free: {e.max_members} at once")
@@ -77,7 +78,7 @@ class Trainer:
         return [group[i : i + size] for i in range(0, len(group), size)]
 
     def _build_groups(self, members: Sequence[MemberSpec]) -> list[Sequence[MemberSpec]]:
-        """Returns groups of members that may be one program; note the other members, and print the plan once."""
+        """Returns groups of members that may be one program; notes the other members, and prints the plan once."""
         from jrl.run import build_population
 
         left = [member for member in members if member.name not in self.process_members]
@@ -85,11 +86,11 @@ class Trainer:
             return [left] if left else []
         if self.processes is None:
             indices = build_population.grouped([member.config for member in left])
-            groups: list[plan_text.Group] = [([left[i] for i in group], why) for group, why in indices]
+            groups: list[Group] = [([left[i] for i in group], why) for group, why in indices]
         else:
             groups = [(left, "--processes gives each member its own process")]
         if not self.is_announced:
-            print(*plan_text.format_plan(groups, self.max_members), sep="\n", flush=True)
+            print(*format_plan(groups, self.max_members), sep="\n", flush=True)
             self.is_announced = True
         self.process_members.update(member.name for group, why in groups if why for member in group)
         return [part for group, why in groups if not why for part in self._split(group)]
@@ -128,3 +129,43 @@ def check_pbt(members: Sequence[MemberSpec]) -> None:
 
     if len(build_population.grouped([member.config for member in members])) > 1:
         raise InputError("--scheduler pbt: expected spaces of floats of the algorithm only: leave out the others")
+
+
+# ---------------------------------------------------------------- printed plan
+
+
+def format_plan(groups: Sequence[Group], max_members: int | None = None) -> list[str]:
+    """Returns the lines of a plan: a line for each key that differs between members, and the number of programs.
+
+    Args:
+      groups: groups of members.
+      max_members: limit of members in one program; None: as many as the memory holds.
+    """
+    from jrl.run import build_population
+
+    values: dict[str, set[str]] = {}
+    for member in (member for group, _ in groups for member in group):
+        for key, value in member.values.items():
+            values.setdefault(key, set()).add(repr(value))
+    programs = [group for group, why in groups if not why]
+    in_processes = [(group, why) for group, why in groups if why]
+    vmapped = {name for group in programs for name in build_population.vmapped(group[0].config)}
+    reasons = "; ".join(dict.fromkeys(why for _, why in in_processes))
+    lines = [f"plan: {counted(sum(len(group) for group, _ in groups), 'member')}"]
+    for key in sorted(key for key, own in values.items() if len(own) > 1):
+        is_vmapped = any(name == key or name.startswith(f"{key}.") for name in vmapped)
+        how = "vmapped" if is_vmapped else f"a program for each of its {len(values[key])} values"
+        how = how if programs else f"not vmapped: {reasons}"
+        lines.append(f"  {key}: {how}")
+    if programs:
+        lines += [f"  {format_members([m.name for m in group])}: not vmapped: {why}" for group, why in in_processes]
+    count = sum(-(-len(group) // (max_members or len(group))) for group in programs)
+    if count > 1:
+        largest = max(min(len(group), max_members or len(group)) for group in programs)
+        lines.append(f"  {count} programs, one after the other, of at most {counted(largest, 'member')}")
+    return lines
+
+
+def format_members(names: Sequence[str]) -> str:
+    """Returns `members 00, 01 and 4 more`."""
+    return f"member{'s' if len(names) > 1 else ''} {format_names(names)}"

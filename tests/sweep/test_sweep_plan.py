@@ -4,7 +4,7 @@ import pytest
 
 from jrl import config
 from jrl.run import build_population
-from jrl.sweep import members, plan_text
+from jrl.sweep import members, trainer
 
 EACH = "a program for each of its 2 values"
 OUTSIDE = "not vmapped: gymnasium steps the environments, outside the program that learns"
@@ -61,12 +61,12 @@ def test_a_plan_has_a_line_for_each_key(name, tmp_path):
     cfg = config.load(None, overrides, env="CartPole-v1", stop=["env_steps=64"])
     population = members.build_members(cfg, tmp_path, values)
     groups = build_population.grouped([member.config for member in population])
-    first, *others = plan_text.format_plan([([population[i] for i in own], why) for own, why in groups], most)
+    first, *others = trainer.format_plan([([population[i] for i in own], why) for own, why in groups], most)
     assert first == f"plan: {len(values)} member{'s' * (len(values) > 1)}"
     assert others == [f"  {line}" for line in lines]
 
 
 def test_a_long_list_of_members_is_shortened():
     names = [f"{i:02}" for i in range(12)]
-    assert plan_text.format_members(names) == "members 00, 01, 02, 03, 04, 05, 06, 07 and 4 more"
-    assert plan_text.format_members(names[:1]) == "member 00"
+    assert trainer.format_members(names) == "members 00, 01, 02, 03, 04, 05, 06, 07 and 4 more"
+    assert trainer.format_members(names[:1]) == "member 00"

@@ -2,17 +2,15 @@
 
 import argparse
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from jrl.errors import InputError
-from jrl.fields import schema
 from jrl.fields.paths import resolve_as_typed
 from jrl.host import command
 from jrl.metrics import plots
 from jrl.report import figures
-from jrl.report.runs import MEMBERS
+from jrl.report.runs import MEMBERS, read
 
 
 def parser() -> argparse.ArgumentParser:
@@ -54,7 +52,7 @@ def plot(
     Returns:
       The path of the picture.
     Raises:
-      InputError: a directory is not a run, or has no row with both metrics.
+      InputError: a directory holds no run, or no row has both metrics.
     """
     directories = [resolve_as_typed(run, "plot", "any") for run in runs]
     if png is not None or len(directories) > 1:
@@ -71,27 +69,15 @@ def _draw(directories: Sequence[Path], png: Path, *, x: str, y: str | None) -> P
     if len(directories) == 1 and (directories[0] / MEMBERS).is_dir():
         return figures.plot_runs(directories, png, x=x, y=y)
     y = y or "episode/return"
-    configs = [_config(directory) for directory in directories]
-    for directory in directories:
-        if not len(plots.read_curve(directory / "result.jsonl", x=x, y=y)[0]):
-            keys = sorted({name for row in plots.read_rows(directory / "result.jsonl") for name in row})
-            available = f": it has {', '.join(keys)}" if keys else ": it has no rows yet"
-            raise InputError(f"{directory}: no result row has both {x} and {y}{available}")
-    stops = [config.get("stop") or {} for config in configs]
-    if len(directories) == 1:
-        names = schema.flatten(configs[0])
-        title = f"{names.get('algo.name')} on {names.get('env.id')}"
-        return plots.plot_learning_curve(directories[0], png, x=x, y=y, stop=stops[0], title=title)
-    same = {stop.get(y) for stop in stops}
-    return figures.plot_runs(directories, png, x=x, y=y, stop=same.pop() if len(same) == 1 else None)
-
-
-def _config(directory: Path) -> Mapping[str, Any]:
-    if not (directory / "config.yaml").is_file() or not (directory / "result.jsonl").is_file():
-        raise InputError(
-            f"{directory} is not a run directory, with config.yaml and result.jsonl: give the --out of a run"
-        )
-    return schema.read_yaml(directory / "config.yaml")
+    found = read(directories).runs
+    stops = {run.config.get(f"stop.{y}") for run in found}
+    if len(found) > 1 or not len(found[0].curve(x, y)[0]):
+        return figures.plot_runs(directories, png, x=x, y=y, stop=stops.pop() if len(stops) == 1 else None)
+    (run,) = found
+    stop = {key.removeprefix("stop."): value for key, value in run.config.items() if key.startswith("stop.")}
+    title = f"{run.config.get('algo.name')} on {run.task}"
+    assert run.path is not None
+    return plots.plot_learning_curve(run.path, png, x=x, y=y, stop=stop, title=title)
 
 
 __all__ = ["main", "plot"]

@@ -114,7 +114,8 @@ def run(args: argparse.Namespace, clients: Callable[[], Any] | None = None) -> i
 
 def _train(args: argparse.Namespace, transcript: output.Transcript, make_clients: Callable[[], Any] | None) -> int:
     _resolve_paths(args)
-    rllib_keys = _read_rllib_keys(args.rllib)
+    rllib_keys = _read_mapping("--config", args.rllib, '{"num_env_runners": 8}')
+    row_keys = _read_mapping("--rows", args.rows, '{"x/y": 1}') or {}
     base = given(_base(args), algo=args.algo, env=args.env, drop=args.drop, over_it=rllib_keys, tell=print)
     cfg = config.load(base, args.overrides, algo=args.algo, env=args.env, stop=args.stop, out=args.out)
     if cfg.external is not None and make_clients is None:
@@ -128,7 +129,6 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, make_clients
         )
     if args.policy_only and not args.init_from:
         raise InputError("--policy-only: expected --init-from, too: add it, or leave out --policy-only")
-    _read_row_keys(args.rows)
     if args.resume and args.init_from:
         raise InputError("--resume: expected no --init-from, which begins a new run: give one of them")
     settings = runtime.apply(cfg.runtime)
@@ -159,14 +159,13 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, make_clients
                 cfg, saved = _roll_back(cfg, directory, saved, count)
             # discard the rows of an attempt that ended before its first checkpoint
             starts_over = saved is None and bool(args.resume or count)
-            member = _run(args, cfg, directory, saved, starts_over, transcript, interrupted, clients)
+            member = _run(args, cfg, directory, saved, starts_over, row_keys, transcript, interrupted, clients)
             if member.fault is None or cfg.run.on_nonfinite != "rollback":
                 break
         return _report_end(args, member, interrupted)
 
 
 def _resolve_paths(args: argparse.Namespace) -> None:
-    """Makes the paths of the command line absolute. Raises InputError: one cannot be a path, or is a device."""
     paths.resolve(".", "run.out")  # the working directory may be deleted
     for name in ("out", "resume", "init_from"):
         given = getattr(args, name)
@@ -176,7 +175,6 @@ def _resolve_paths(args: argparse.Namespace) -> None:
 
 
 def _dated(title: str) -> str:
-    """Returns the default name of a run that is given none."""
     return f"{title}_{datetime.datetime.now():%Y%m%d-%H%M%S}"
 
 
@@ -244,34 +242,16 @@ def _describe_best(directory: Path) -> str:
     )
 
 
-def _read_rllib_keys(text: str | None) -> dict[str, Any] | None:
-    """Returns the mapping of --config, from JSON. Raises InputError."""
-    keys = None if text is None else _parse_mapping(text)
-    if text is None or keys is not None:
-        return keys
-    fix = (
-        f"a file goes without --config: {command.format_command('train')} {text}"
-        if Path(text).suffix
-        else "mind the quotes"
-    )
-    raise InputError(f"--config: expected JSON such as '{{\"num_env_runners\": 8}}', got {text[:60]!r}: {fix}")
-
-
-def _read_row_keys(text: str | None) -> dict[str, Any]:
-    """Returns the further keys of result rows from --rows, in JSON. Raises InputError."""
-    keys = {} if text is None else _parse_mapping(text)
-    if keys is None or not all(isinstance(value, str | int | float | None) for value in keys.values()):
-        raise InputError(f"--rows: expected JSON of numbers and text such as '{{\"x/y\": 1}}', got {text!r:.60}")
-    return keys
-
-
-def _parse_mapping(text: str) -> dict[str, Any] | None:
-    """Returns a mapping from JSON; None: the text is not a mapping."""
-    try:
-        parsed = schema.parse_json(text)
-    except ValueError:
-        return None
-    return parsed if isinstance(parsed, dict) else None
+def _read_mapping(option: str, text: str | None, example: str) -> dict[str, Any] | None:
+    """Returns the mapping of an option, from JSON; None: the option is not given. Raises InputError."""
+    parsed = None
+    with contextlib.suppress(ValueError):
+        parsed = None if text is None else schema.parse_json(text)
+    if text is None or isinstance(parsed, dict):
+        return parsed
+    is_file = option == "--config" and bool(Path(text).suffix)
+    fix = f"a file goes without --config: {command.format_command('train')} {text}" if is_file else "mind the quotes"
+    raise InputError(f"{option}: expected JSON such as '{example}', got {text[:60]!r}: {fix}")
 
 
 def _roll_back(
@@ -339,6 +319,7 @@ def _run(
     directory: Path,
     saved: Path | None,
     starts_over: bool,
+    row_keys: dict[str, Any],
     transcript: output.Transcript,
     interrupted: interruption.Signals,
     clients: Any,
@@ -385,7 +366,7 @@ def _run(
         sinks = run_directory.displays(stack, directory, transcript, cfg.stop, window=window)
         sinks += [_print_stages] if args.verbose else []
         rows_until = session.reporter.row_steps if meta or starts_over else None
-        member.open(stack, rows_until, *sinks, extra=_read_row_keys(args.rows))
+        member.open(stack, rows_until, *sinks, extra=row_keys)
         runner.Runner([member], watchdog, interrupted).run(until)
     if member.info is None or member.fault:
         return member

@@ -25,14 +25,14 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from jrl import config
 from jrl.host import files
-from jrl.metrics import loggers, progress
-from jrl.report import figures, statistics
+from jrl.metrics import loggers, plots, progress
+from jrl.report import content, figures, runs, statistics
 
 SUMMARY = "summary.jsonl"  # of --out
 
@@ -209,11 +209,23 @@ def title_of(task: Task) -> str:
     return "\n".join([f"{Path(task.config).name}: {cfg.env.id}{evaluated}", *more])
 
 
-def panel_of(task: Task, out: Path) -> figures.Panel:
-    """Returns what is drawn of a task: the metric of its criterion, and its threshold where it has one."""
-    criterion = criterion_of(task)
-    threshold = config.load(task.config, task.overrides).stop[criterion] if task.bounds is None else task.bounds[0]
-    return figures.Panel([out / task.name], criterion, threshold)
+def threshold_of(task: Task) -> float:
+    """Returns the value of the criterion that a run must reach."""
+    found = config.load(task.config, task.overrides).stop
+    return found[criterion_of(task)] if task.bounds is None else task.bounds[0]
+
+
+def draw(tasks: Iterable[Task], out: Path, png: Path) -> None:
+    """Draws the seeds of each task in a panel of its own: the metric of its criterion, and its threshold."""
+    panels, thresholds = {}, {}
+    for task in tasks:
+        title, metric = title_of(task), criterion_of(task)
+        lines = [run.curve("env_steps", metric) for run in runs.read([out / task.name]).runs]
+        lines = [line for line in lines if len(line[0])]
+        band = content.interquartile_band([lines], content.ReportOptions(metric)) if lines else None
+        panels[title] = {"": (lines, figures.to_band(band))}
+        thresholds[title] = threshold_of(task)
+    plots.plot_groups(panels, png, x="env_steps", y="return", thresholds=thresholds)
 
 
 def run(task: Task, seeds: int, out: Path) -> list[dict]:
@@ -360,7 +372,7 @@ def main() -> int:
     print_steps([r for r in every if r["task"] not in from_data])
     print_returns([r for r in every if r["task"] in from_data])
     if args.plot:
-        figures.plot_panels({title_of(task): panel_of(task, args.out) for task, *_ in by_task(every)}, args.plot)
+        draw((task for task, *_ in by_task(every)), args.out, args.plot)
     return 0 if all(r["passed"] for r in every) else 1
 
 

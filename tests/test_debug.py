@@ -109,13 +109,6 @@ def test_ppo_a_reward_whose_square_overflows():
     assert "step 2 of column 5: enough by itself" in str(found)
 
 
-def test_ppo_an_observation_that_is_not_finite():
-    algo, state, rollout = setting("ppo", **ONE_STEP)
-    found = debug.explain(algo, state, changed(rollout, ((1, 3), {"obs": NAN, "mask": True})), KEY)
-    assert found.note.startswith("batch.obs is not finite before the update")
-    assert [(t.row, t.non_finite, t.alone) for t in found.transitions] == [((1, 3), ("obs",), True)]
-
-
 def test_a_last_observation_belongs_to_the_step_before():
     algo, state, rollout = setting("ppo", **ONE_STEP)
     valid = {"mask": True, "terminated": False, "truncated": False}

@@ -107,11 +107,11 @@ def test_a_table_of_learning_is_made_in_parts(tmp_path, monkeypatch, capsys):
     assert [config.load(str(run)).run.seed for run in runs] == [0, 1]
 
 
-def test_a_panel_of_the_learning_figure_names_its_config_and_threshold(tmp_path, monkeypatch):
+def test_a_panel_of_the_learning_figure_names_its_config_and_threshold(monkeypatch):
     monkeypatch.chdir(ROOT)
     bench = load("bench_learning")
     tasks = {task.name: task for task in bench.TASKS}
-    told = lambda name: (bench.title_of(tasks[name]), *bench.panel_of(tasks[name], tmp_path)[1:])
+    told = lambda name: tuple(of(tasks[name]) for of in (bench.title_of, bench.criterion_of, bench.threshold_of))
     assert told("cartpole") == ("ppo.yaml: CartPole-v1", "episode/return", 475)
     assert told("cartpole-jax") == ("ppo.yaml: CartPole-v1\nenv.backend=jax", "episode/return", 475)
     assert told("sac-pendulum") == ("sac.yaml: Pendulum-v1, evaluations", "evaluation/return", -250)

@@ -18,7 +18,7 @@ FORMATS = ("npz", "stablehlo", "onnx")
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line, without importing jax or an environment library."""
+    """Returns the parser of the command line, without importing jax or an environment library."""
     p = command.parser(
         "export",
         "Write a trained policy as files that run without jrl. Actions are deterministic, in the environment's own "
@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print a JSON object; return the exit status: 0, or 2 for bad input."""
+    """Prints a JSON object; returns the exit status: 0, or 2 for bad input."""
     args = parser().parse_args(argv)
     try:
         print(json.dumps(export(args)))
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def export(args: argparse.Namespace) -> dict[str, Any]:
-    """Write an export, and return its summary as `formats.export`.
+    """Writes an export, and returns its summary as `formats.export`.
 
     Raises:
       InputError: bad input, or a policy that the format cannot express.

@@ -12,7 +12,7 @@ KIND = "jrl policy"  # marks ABOUT
 
 
 def check_free(out: Path) -> None:
-    """Raise InputError if `out` cannot be created, or holds files that are not an earlier export."""
+    """Raises InputError if `out` cannot be created, or holds files that are not an earlier export."""
     resolve(out, "--out", "new directory")
     try:
         names = {path.name for path in out.iterdir()} if out.exists() else set()
@@ -24,7 +24,7 @@ def check_free(out: Path) -> None:
 
 
 def write(out: Path, files: Mapping[str, bytes]) -> None:
-    """Write `files` instead of an earlier export.
+    """Writes `files` instead of an earlier export.
 
     All files are written before the first is renamed. ABOUT is renamed last, so a directory with ABOUT is complete.
 
@@ -53,7 +53,7 @@ def write(out: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _list_files(out: Path) -> list[str]:
-    """Return the files of an earlier export, ABOUT first; []: no export."""
+    """Returns the files of an earlier export, ABOUT first; []: no export."""
     try:
         about = json.loads((out / ABOUT).read_text())
         files = about["files"]

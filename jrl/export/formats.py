@@ -27,7 +27,7 @@ _MIN_AGREEMENT = 0.9  # minimum share of equal actions: rounding may change the 
 
 
 def export(policy: PolicyFunction, *, format: str, out: Path) -> dict[str, Any]:
-    """Write a policy to the directory `out`.
+    """Writes a policy to the directory `out`.
 
     Args:
       policy: the policy.
@@ -109,7 +109,7 @@ def _read_file(name: str) -> bytes:
 
 @contextlib.contextmanager
 def _report_errors(format: str) -> Iterator[None]:
-    """Raise errors of a converter or a runtime, which have many types, as InputError."""
+    """Raises errors of a converter or a runtime, which have many types, as InputError."""
     try:
         yield
     except InputError:
@@ -131,7 +131,7 @@ class _Step(NamedTuple):
 
 
 def _draw_steps(policy: PolicyFunction, count: int) -> list[_Step]:
-    """Draw `_CHECKED` observations, as `count` steps of many environments; some episodes begin halfway."""
+    """Draws `_CHECKED` observations, as `count` steps of many environments; some episodes begin halfway."""
     rng, size = np.random.default_rng(0), _CHECKED // count
     steps = []
     for t in range(count):
@@ -150,7 +150,6 @@ def _run_steps(policy: PolicyFunction, steps: list[_Step]) -> list[PyTree]:
 
 
 def _measure_agreement(files: dict[str, bytes], steps: list[_Step], expected: list[PyTree]) -> float:
-    """Return the share of observations for which the exported files give the expected actions."""
     with tempfile.TemporaryDirectory() as out:
         for name, content in files.items():
             (Path(out) / name).write_bytes(content)
@@ -164,7 +163,6 @@ def _measure_agreement(files: dict[str, bytes], steps: list[_Step], expected: li
 
 
 def _compare_actions(actions: PyTree, expected: PyTree) -> np.ndarray:
-    """Return whether actions equal the expected actions, [N] bool."""
     pairs = list(zip(jax.tree.leaves(actions), jax.tree.leaves(expected), strict=True))
     if any(a.shape != b.shape for a, b in pairs):
         return np.zeros(len(pairs[0][1]), bool)
@@ -175,7 +173,7 @@ def _compare_actions(actions: PyTree, expected: PyTree) -> np.ndarray:
 
 
 def draw_observations(rng: np.random.Generator, space: Space, count: int, choices: tuple[int, ...] = ()) -> PyTree:
-    """Draw observations [count, *] in the space's dtypes; unbounded numbers are normal with standard deviation 3.
+    """Draws observations [count, *] in the space's dtypes; unbounded numbers are normal with standard deviation 3.
 
     `choices`: lengths of the parts of an action mask, each of which allows an action.
     """

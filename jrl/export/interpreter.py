@@ -18,7 +18,7 @@ CONV_ROWS = 32  # images per product: the windows of an 84 x 84 x 4 image take h
 
 
 def load(directory: str | Path) -> Callable[..., list[np.ndarray]]:
-    """Load the function from inputs [N, ...] to outputs [N, ...] in a directory.
+    """Loads the function from inputs [N, ...] to outputs [N, ...] in a directory.
 
     Raises:
       OSError: a file is missing.
@@ -33,7 +33,7 @@ def load(directory: str | Path) -> Callable[..., list[np.ndarray]]:
 
 
 def build_forward(program: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> Callable[..., list[np.ndarray]]:
-    """Return the function from inputs [N, ...] to outputs [N, ...] of a program and its arrays."""
+    """Returns the function from inputs [N, ...] to outputs [N, ...] of a program and its arrays."""
     first = program["inputs"] + program["constants"]
     constants = [weights[str(i)] for i in range(program["inputs"], first)]
     operations = [_build_operation(**op) for op in program["operations"]]
@@ -55,7 +55,7 @@ def build_forward(program: Mapping[str, Any], weights: Mapping[str, np.ndarray])
 
 
 def _build_operation(name: str, inputs: Sequence[int], output: int, dtype: str, attributes: dict[str, Any]) -> tuple:
-    """Return (function of inputs and N, numbers of the inputs, number of the output, list for unused values)."""
+    """Returns (function of inputs and N, numbers of the inputs, number of the output, list for unused values)."""
     function = OPERATIONS[name]
     output_dtype = np.dtype(dtype)
     is_symbolic = any(isinstance(d, str) for d in attributes.get("shape", ()))
@@ -74,7 +74,7 @@ def _resolve_size(d: int | str, n: int) -> int:
 
 
 def _find_last_uses(operations: Sequence[tuple], outputs: Sequence[int]) -> list[list[int]]:
-    """Return, for each operation, its inputs that no later operation reads."""
+    """Returns, for each operation, its inputs that no later operation reads."""
     later, result = set(outputs), []
     for _, inputs, _, _ in reversed(operations):
         result.append(sorted(set(inputs) - later))
@@ -103,7 +103,7 @@ def _slice(x, start, stop, step):
 
 
 def _dot_general(x, y, contract, batch):
-    """Sum over the axes `contract`. Axes of the result: `batch`, then the other axes of x, then of y."""
+    """Sums over the axes `contract`. Axes of the result: `batch`, then the other axes of x, then of y."""
     if x.ndim == y.ndim == 2 and contract == [[1], [0]]:
         return x @ y
     rest_x = [a for a in range(x.ndim) if a not in (*contract[0], *batch[0])]
@@ -117,7 +117,7 @@ def _dot_general(x, y, contract, batch):
 
 
 def _conv2d(x, kernel, strides, padding, layout):
-    """Convolve. `layout`: axes of x in the order NHWC, of the kernel in HWIO, and of NHWC in the result's order."""
+    """Convolves. `layout`: axes of x in the order NHWC, of the kernel in HWIO, and of NHWC in the result's order."""
     x = np.pad(x.transpose(layout[0]), [(0, 0), *padding, (0, 0)])
     kernel = kernel.transpose(layout[1])
     height, width, _, features = kernel.shape

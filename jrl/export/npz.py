@@ -19,7 +19,7 @@ Attributes = dict[str, Any]
 
 
 def build_files(program: TracedProgram) -> dict[str, bytes]:
-    """Return `program.json` and `weights.npz`. Raises InputError as `list_operations`."""
+    """Returns `program.json` and `weights.npz`. Raises InputError as `list_operations`."""
     listing, weights = list_operations(program)
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **weights)
@@ -27,7 +27,7 @@ def build_files(program: TracedProgram) -> dict[str, bytes]:
 
 
 def list_operations(program: TracedProgram) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arguments of `interpreter.build_forward`: the program as plain data, and its arrays by number.
+    """Returns the arguments of `interpreter.build_forward`: the program as plain data, and its arrays by number.
 
     Raises:
       InputError: operations that the interpreter does not have.
@@ -70,7 +70,7 @@ def list_operations(program: TracedProgram) -> tuple[dict[str, Any], dict[str, A
 
 
 def to_numpy_dtype(x: np.ndarray) -> np.ndarray:
-    """Return an array in a dtype that numpy has without jax."""
+    """Returns an array in a dtype that numpy has without jax."""
     return x.astype(_find_dtype(x.dtype))
 
 
@@ -80,7 +80,7 @@ def _find_dtype(dtype: np.dtype) -> np.dtype:
 
 
 def _encode(op: Operation, inputs: Types, outputs: Types) -> list[tuple[str, Attributes]] | None:
-    """Return (name in OPERATIONS, attributes) of each output; None: the interpreter lacks the operation."""
+    """Returns (name in OPERATIONS, attributes) of each output; None: the interpreter lacks the operation."""
     name, params = op.primitive.name, op.params
     if name == "split":
         ends = np.cumsum(params["sizes"]).tolist()

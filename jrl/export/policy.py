@@ -43,7 +43,7 @@ class Policy:
         self._begins = np.ones(0, bool)
 
     def act(self, obs: Any, *, reset: Any = None, reward: Any = None, action_mask: Any = None) -> Any:
-        """Return the action for an observation [*], or the actions [N, *] for observations [N, *].
+        """Returns the action for an observation [*], or the actions [N, *] for observations [N, *].
 
         Args:
           obs: observations; another N than in the previous call begins new episodes.
@@ -69,7 +69,7 @@ class Policy:
         return _map(lambda x: x[0], action) if is_single else action
 
     def step(self, obs: Any, memory: Any = None, *, reward: Any = None, action_mask: Any = None) -> tuple[Any, Any]:
-        """Return (action, memory). The arguments are those of `act`, and the memory.
+        """Returns (action, memory). The arguments are those of `act`, and the memory.
 
         `memory`: tuple of arrays [N, ...] from the previous call; None begins an episode in each row.
         """
@@ -80,7 +80,7 @@ class Policy:
         return (_map(lambda x: x[0], action) if is_single else action), tuple(memory)
 
     def reset(self) -> None:
-        """Begin new episodes with the next call of `act`."""
+        """Begins new episodes with the next call of `act`."""
         self._size = None
 
     def _start(self, size: int) -> list[np.ndarray]:
@@ -102,7 +102,7 @@ class Policy:
         return _build(self.about["action"], iter(outputs[:num_actions])), outputs[num_actions:]
 
     def _read_leaves(self, obs: Any, mask: Any) -> tuple[list[np.ndarray], bool]:
-        """Return the arrays of observations [N, *], and whether `obs` is a single observation."""
+        """Returns the arrays of observations [N, *], and whether `obs` is a single observation."""
         space = self.about["observation"]
         if mask is not None:
             names = set(space.get("spaces", ())) - {MASK}
@@ -134,7 +134,7 @@ class Policy:
 
 
 def load(directory: str | Path = Path(__file__).parent) -> Policy:
-    """Load the policy in a directory that `python -m jrl.export` wrote."""
+    """Loads the policy in a directory that `python -m jrl.export` wrote."""
     return Policy(directory)
 
 
@@ -146,7 +146,7 @@ def _shape(leaf: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _flatten(space: Mapping[str, Any], x: Any, path: str, found: list, unread: Sequence[str]) -> None:
-    """Append (space, array, path) of each array that the policy reads to `found`; dicts in the order of their names."""
+    """Appends (space, array, path) of each array that the policy reads to `found`, in the order of names."""
     if space["kind"] == "Dict":
         names = sorted(space["spaces"])
         if isinstance(x, Mapping):
@@ -167,7 +167,6 @@ def _flatten(space: Mapping[str, Any], x: Any, path: str, found: list, unread: S
 
 
 def _build(space: Mapping[str, Any], arrays: Any) -> Any:
-    """Return an element of the space from arrays in the order of `_flatten`."""
     if space["kind"] == "Dict":
         return {name: _build(space["spaces"][name], arrays) for name in sorted(space["spaces"])}
     if space["kind"] == "Tuple":

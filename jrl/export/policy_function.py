@@ -31,7 +31,7 @@ class PolicyFunction(NamedTuple):
 
 
 def load_function(path: Path, *, best: bool | None = None, policy_id: str | None = None) -> PolicyFunction:
-    """Load the deterministic policy of a checkpoint, without an environment.
+    """Loads the deterministic policy of a checkpoint, without an environment.
 
     Args:
       path: a run directory, or a checkpoint.

@@ -81,7 +81,7 @@ def trace(
     memory: Callable[[int], PyTree],
     weights: tuple[PyTree, ...] = (),
 ) -> TracedProgram:
-    """Trace `step(*weights, obs, memory, reward, begins) -> (action, memory)` for every N >= 1.
+    """Traces `step(*weights, obs, memory, reward, begins) -> (action, memory)` for every N >= 1.
 
     Args:
       step: pure function, see `jrl.export.policy_function.PolicyFunction`.
@@ -135,13 +135,12 @@ def trace(
 
 
 def _find_multiple(size: Any) -> int:
-    """Return k of a symbolic size k n; 0: another size."""
+    """Returns k of a symbolic size k n; 0: another size."""
     match = re.fullmatch(r"(?:(\d+)\*)?n", str(size))
     return int(match[1] or 1) if match else 0
 
 
 def _find_needed(operations: list[Operation], outputs: list[int]) -> tuple[tuple[Operation, ...], set[int]]:
-    """Return the operations that `outputs` depend on, and their values."""
     used, kept = set(outputs), []
     for op in reversed(operations):
         if used & set(op.outputs):
@@ -151,7 +150,7 @@ def _find_needed(operations: list[Operation], outputs: list[int]) -> tuple[tuple
 
 
 def _simplify(eqn: core.JaxprEqn, constants: list[Any]) -> Callable[..., Any] | None:
-    """Return an equal function of primitives that every format has; None: the primitive stays."""
+    """Returns an equal function of primitives that every format has; None: the primitive stays."""
     params = eqn.params
     match eqn.primitive.name:
         case "stop_gradient":
@@ -174,7 +173,7 @@ def _is_max_pool(params: dict[str, Any]) -> bool:
 
 
 def _max_pool(x: Array, window: tuple[int, ...], strides: tuple[int, ...], padding: Any) -> Any:
-    """Return the maximum of shifted slices, axis by axis. The padding repeats edge values, which each window contains.
+    """Returns the maximum of shifted slices, axis by axis. The padding repeats edge values, which each window contains.
 
     onnxruntime cannot run jax2onnx's window over four axes, and jax2onnx cannot pad a batch of symbolic size.
     """
@@ -193,13 +192,12 @@ def _shape(atom: Any) -> tuple[Any, ...]:
 
 
 def _keeps_state_only(scan: core.JaxprEqn) -> bool:
-    """Return whether a scan has a carry only, without scanned inputs and stacked outputs."""
     body, shapes = scan.params["jaxpr"], lambda variables: [_shape(v) for v in variables]
     return shapes(body.jaxpr.invars) == shapes(scan.invars) and shapes(body.jaxpr.outvars) == shapes(scan.outvars)
 
 
 def _replace_gather(params: dict[str, Any], start: np.ndarray, shape: tuple[Any, ...]) -> Callable[..., Any] | None:
-    """Return a slice instead of a gather at one constant index, such as x[..., 3]."""
+    """Returns a slice instead of a gather at one constant index, such as x[..., 3]."""
     numbers = params["dimension_numbers"]
     offset, collapsed = numbers.offset_dims, numbers.collapsed_slice_dims
     if start.ndim != 1 or tuple(offset) != tuple(range(len(shape) - len(collapsed))):
@@ -215,7 +213,7 @@ def _replace_gather(params: dict[str, Any], start: np.ndarray, shape: tuple[Any,
 
 
 def _replace_scatter(params: dict[str, Any], start: np.ndarray, shape: tuple[Any, ...]) -> Callable[..., Any] | None:
-    """Return padding and a sum instead of x.at[3].add(y) at a constant index of the first axis."""
+    """Returns padding and a sum instead of x.at[3].add(y) at a constant index of the first axis."""
     numbers = params["dimension_numbers"]
     is_single = start.shape == (1,) and numbers.inserted_window_dims == (0,) and not numbers.operand_batching_dims
     if (
@@ -249,7 +247,7 @@ class _Tracer:
         return number
 
     def add_jaxpr(self, jaxpr: core.Jaxpr, consts: Any, inputs: list[int]) -> list[int]:
-        """Append the operations of a jaxpr; return the numbers of its results."""
+        """Appends the operations of a jaxpr; returns the numbers of its results."""
         numbers: dict[Any, int] = dict(zip(jaxpr.constvars, map(self.add_constant, consts)))
         numbers |= zip(jaxpr.invars, inputs)
         read = lambda atom: self.add_constant(atom.val) if isinstance(atom, core.Literal) else numbers[atom]
@@ -278,7 +276,7 @@ class _Tracer:
         return outputs
 
     def unroll_loop(self, params: dict[str, Any], inputs: list[int]) -> list[int]:
-        """Append the operations of all iterations of a loop without scanned values, such as `fori_loop`."""
+        """Appends the operations of all iterations of a loop without scanned values, such as `fori_loop`."""
         body = params["jaxpr"]
         num_consts = len(inputs) - len(body.jaxpr.outvars)
         consts, state = inputs[:num_consts], inputs[num_consts:]

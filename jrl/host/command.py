@@ -34,13 +34,13 @@ _python_format = warnings.formatwarning
 
 
 def set_prefix(prefix: str) -> None:
-    """Set the prefix of command names in usage lines of this process: `jrl `, or MODULE."""
+    """Sets the prefix of command names in usage lines of this process: `jrl `, or MODULE."""
     global _prefix
     _prefix = prefix
 
 
 def format_command(name: str) -> str:
-    """Return command `name`, of COMMANDS, as this user types it: `jrl check-env`, or `python -m jrl.check_env`."""
+    """Returns command `name`, of COMMANDS, as this user types it: `jrl check-env`, or `python -m jrl.check_env`."""
     return _prefix + (name.replace("-", "_") if _prefix == MODULE else name)
 
 
@@ -49,7 +49,7 @@ _INT64 = 2**63 - 1
 
 
 def _parse_integer(text: str) -> int:
-    """Return an option's integer; larger integers than 64 bits would fail later with an obscure error."""
+    """Returns an option's integer; larger integers than 64 bits would fail later with an obscure error."""
     found = int(text)
     if abs(found) > _INT64:
         raise argparse.ArgumentTypeError(f"expected a whole number of at most {_INT64:,}, got {short(text)}")
@@ -62,7 +62,7 @@ class _ArgumentParser(argparse.ArgumentParser):
         self.register("type", int, _parse_integer)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as argparse does, but suggest the right command if several values follow an option with one value."""
+        """Parses as argparse does, but suggests the right command if several values follow an option with one value."""
         words = sys.argv[1:] if args is None else list(args)
         for i, word in enumerate(words):
             flag, attached, _ = word.partition("=")
@@ -83,7 +83,7 @@ class _ArgumentParser(argparse.ArgumentParser):
         return found
 
     def error(self, text: str) -> NoReturn:
-        """End the command as argparse does, with a message without control characters."""
+        """Ends the command as argparse does, with a message without control characters."""
         super().error(message(text))
 
 
@@ -92,12 +92,12 @@ def _is_setting(word: str) -> bool:
 
 
 def parser(name: str, description: str, **options: Any) -> argparse.ArgumentParser:
-    """Return an argument parser of the command `name`, without abbreviations of options."""
+    """Returns an argument parser of the command `name`, without abbreviations of options."""
     return _ArgumentParser(prog=format_command(name), description=description, allow_abbrev=False, **options)
 
 
 def run(main: Callable[[], int]) -> int:
-    """Call the `main` of a command; return the exit status.
+    """Calls the `main` of a command; returns the exit status.
 
     141 if the reader of the output has gone (`jrl config list | head -1`), as after SIGPIPE; 130 after Ctrl-C.
     """
@@ -120,13 +120,13 @@ def run(main: Callable[[], int]) -> int:
 def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Format jrl's own warnings without their place in the code; other warnings as Python does."""
+    """Formats jrl's own warnings without their place in the code; other warnings as Python does."""
     is_jrl = Path(filename).is_relative_to(Path(__file__).parent.parent)
     return f"warning: {message}\n" if is_jrl else _python_format(message, category, filename, lineno, line)
 
 
 def add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the argument `checkpoint` and the options that select it: `best` is True, False or None."""
+    """Adds the argument `checkpoint` and the options that select it: `best` is True, False or None."""
     parser.add_argument("checkpoint", help="run directory, or a checkpoint inside it")
     of_run = parser.add_mutually_exclusive_group()
     best = "the run's best checkpoint by checkpoint.keep_best_by (default, if the run has evaluations)"
@@ -135,7 +135,7 @@ def add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def report_input_error(error: InputError, *, verbose: bool | None = None) -> int:
-    """Print the errors of the input, one per line, on stderr; return the exit status, 2.
+    """Prints the errors of the input, one per line, on stderr; returns the exit status, 2.
 
     With `verbose`, the traceback of the user's code follows, if any; with False, a hint how to print it.
     """
@@ -144,7 +144,7 @@ def report_input_error(error: InputError, *, verbose: bool | None = None) -> int
 
 
 def report_failure(error: Exception, *, verbose: bool | None = None) -> int:
-    """Print why a run failed, as `report_input_error` does; return the exit status, 1."""
+    """Prints why a run failed, as `report_input_error` does; returns the exit status, 1."""
     _print_error(error, (str(error),), verbose)
     return 1
 

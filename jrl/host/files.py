@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def lock_directory(directory: Path, *, made: bool = False) -> Iterator[None]:
-    """Lock a run directory, which is made if missing, until the block or this process ends.
+    """Locks a run directory, which is made if missing, until the block or this process ends.
 
     The operating system holds the lock: a killed process leaves nothing behind, and child processes do not hold it.
 
@@ -52,9 +52,9 @@ def lock_directory(directory: Path, *, made: bool = False) -> Iterator[None]:
         directory.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
+        owner = "process {} on {} since {}".format(*found) if (found := _read_owner(path)) else "another process"
         raise InputError(
-            f"run.out: {directory} is in use by {_describe_owner(path)}: wait until that run has ended, or choose "
-            "another --out"
+            f"run.out: {directory} is in use by {owner}: wait until that run has ended, or choose another --out"
         ) from None
     except OSError as e:
         if e.errno not in _NO_LOCKS:
@@ -92,19 +92,14 @@ def _read_owner(path: Path) -> tuple[int, str, str] | None:
         return None
 
 
-def _describe_owner(path: Path) -> str:
-    found = _read_owner(path)
-    return f"process {found[0]} on {found[1]} since {found[2]}" if found else "another process"
-
-
 def is_locked_here(directory: Path) -> bool:
-    """Return whether this process holds the lock of a directory."""
+    """Returns whether this process holds the lock of a directory."""
     found = _read_owner(directory.absolute() / LOCK)
     return found is not None and found[:2] == (os.getpid(), socket.gethostname())
 
 
 def make_numbered(directory: Path) -> Path:
-    """Make a directory of that name, or with -2, -3, ... appended if it exists; return its path."""
+    """Makes a directory of that name, or with -2, -3, ... appended if it exists; returns its path."""
     directory = resolve(directory, "run.out")
     for path in (directory, *(directory.with_name(f"{directory.name}-{n}") for n in range(2, 10_000))):
         try:
@@ -118,7 +113,7 @@ def make_numbered(directory: Path) -> Path:
 
 
 def unwritable_error(path: Path, e: OSError) -> InputError:
-    """Return the error of a run directory that is not writable."""
+    """Returns the error of a run directory that is not writable."""
     taken, full = e.errno in (errno.EEXIST, errno.ENOTDIR), e.errno in (errno.ENOSPC, errno.EDQUOT)
     why = "a part of its path is a file" if taken else e.strerror or str(e)
     fix = "free space, or choose another --out" if full else "choose another --out"
@@ -127,7 +122,7 @@ def unwritable_error(path: Path, e: OSError) -> InputError:
 
 @contextlib.contextmanager
 def report_unwritable(directory: Path) -> Iterator[None]:
-    """Convert a failure to open a run directory's file for writing, such as another user's, into an InputError.
+    """Converts a failure to open a run directory's file for writing, such as another user's, into an InputError.
 
     Raises:
       InputError: names the file.
@@ -145,7 +140,7 @@ def report_unwritable(directory: Path) -> Iterator[None]:
 
 
 def is_disk_full(e: BaseException) -> bool:
-    """Return whether an error means that nothing more can be written: full disk, quota, read-only file system."""
+    """Returns whether an error means that nothing more can be written: full disk, quota, read-only file system."""
     if isinstance(e, OSError):
         return e.errno in _CANNOT_WRITE
     # tensorstore raises ValueError
@@ -153,7 +148,7 @@ def is_disk_full(e: BaseException) -> bool:
 
 
 def replace(path: Path, text: str) -> None:
-    """Replace a file's content by `text`. If the process dies or the disk is full, the old content stays."""
+    """Replaces a file's content by `text`. If the process dies or the disk is full, the old content stays."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         with temporary.open("w", encoding="utf-8", newline="") as file:
@@ -168,7 +163,7 @@ def replace(path: Path, text: str) -> None:
 
 
 def append(file: io.FileIO, data: bytes) -> None:
-    """Append `data` to an unbuffered file: all of it, or nothing with an OSError that names the file."""
+    """Appends `data` to an unbuffered file: all of it, or nothing with an OSError that names the file."""
     start, left = file.seek(0, os.SEEK_END), memoryview(data)
     try:
         while left:
@@ -180,7 +175,7 @@ def append(file: io.FileIO, data: bytes) -> None:
 
 
 def sync(directory: Path) -> None:
-    """Flush a directory's entries to disk; on systems whose directories cannot be opened (Windows), do nothing."""
+    """Flushes a directory's entries to disk; on systems whose directories cannot be opened (Windows), do nothing."""
     with contextlib.suppress(PermissionError):
         handle = os.open(directory, os.O_RDONLY)
         try:

@@ -68,11 +68,6 @@ class Signals:
         return self.number is not None
 
     @property
-    def name(self) -> str | None:
-        """SIGINT, SIGTERM, SIGHUP or None."""
-        return None if self.number is None else signal.Signals(self.number).name
-
-    @property
     def exit_status(self) -> int | None:
         """130 after SIGINT, 143 after SIGTERM, 129 after SIGHUP, None without a signal."""
         return None if self.number is None else 128 + self.number
@@ -92,14 +87,14 @@ class Signals:
 
 
 def _write_line(line: str) -> None:
-    """Write a line to stderr from any thread, below a progress bar."""
+    """Writes a line to stderr from any thread, below a progress bar."""
     with contextlib.suppress(OSError):
         os.write(2, f"{chr(10) * os.isatty(2)}{line}\n".encode())
 
 
 @contextlib.contextmanager
 def watch_signals(then: str = SAVES) -> Iterator[Signals]:
-    """Watch for SIGINT, SIGTERM and SIGHUP, so that a loop can end between two iterations.
+    """Watches for SIGINT, SIGTERM and SIGHUP, so that a loop can end between two iterations.
 
     The first signal prints `then` at once, whatever the main thread does. A Ctrl-C after it raises KeyboardInterrupt
     inside the block; at the end of the block it becomes one line and exit status 130. If the main thread is in a call
@@ -138,7 +133,7 @@ def watch_signals(then: str = SAVES) -> Iterator[Signals]:
 
 @contextlib.contextmanager
 def _watch_wakeup_pipe(found: Signals, awaited: list[signal.Signals]) -> Iterator[None]:
-    """Report the first signal at once, and end the process at a second Ctrl-C that the main thread does not answer.
+    """Reports the first signal at once, and ends the process at a second Ctrl-C that the main thread does not answer.
 
     Python runs handlers in the main thread, between two instructions. The signal's number is written to the wakeup file
     at once, and another thread reads it.
@@ -182,7 +177,7 @@ def _watch_wakeup_pipe(found: Signals, awaited: list[signal.Signals]) -> Iterato
 
 @contextlib.contextmanager
 def enable_stack_dumps() -> Iterator[None]:
-    """Let SIGUSR1 print the Python stacks of all threads to stderr; the run continues. Does nothing on Windows.
+    """Lets SIGUSR1 print the Python stacks of all threads to stderr; the run continues. Does nothing on Windows.
 
     The dump works while the main thread is in a call that does not return. Another installed handler stays.
     """
@@ -238,8 +233,6 @@ class Watchdog:
         out: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        if seconds is not None and seconds <= 0:
-            raise ValueError(f"seconds: expected more than 0, or None, got {seconds}")
         self._seconds, self._pulse, self._out, self._clock = seconds, pulse, out, clock
         self._interval = min(max((seconds or 0.0) / 20, 0.02), 5.0)
         self._beat = _Beat("start", "", 0.0, clock())
@@ -250,7 +243,7 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def beat(self, what: str, *, hint: str = "", grace: float = 0.0) -> None:
-        """Mark that the loop is alive and enters `what`. Costs well under a microsecond.
+        """Marks that the loop is alive and enters `what`. Costs well under a microsecond.
 
         Args:
           what: stage that begins, for the report.
@@ -273,7 +266,7 @@ class Watchdog:
             self._thread.join(1.0)  # with a limit: it may be blocked on a pipe without a reader
 
     def check(self) -> bool:
-        """Report a stall, once; return whether it did. The watchdog's thread calls it regularly."""
+        """Reports a stall, once; returns whether it did. The watchdog's thread calls it regularly."""
         if self._seconds is None:
             return False
         now, beat, pulse = self._clock(), self._beat, self._pulse()

@@ -23,7 +23,7 @@ SHARE = 0.9  # usable share of the free memory; the rest is for allocations that
 
 
 def free_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return the bytes that this process may still allocate; None: unknown.
+    """Returns the bytes that this process may still allocate; None: unknown.
 
     The machine's free memory and the control groups limit it.
     """
@@ -52,7 +52,7 @@ def free_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup"
 
 
 def check_observations(id: str, shapes: Iterable[tuple[str, tuple[int, ...], int]], num_envs: int) -> None:
-    """Raise if observations would fill the memory; each environment needs two, its own and a copy.
+    """Raises if observations would fill the memory; each environment needs two, its own and a copy.
 
     Args:
       id: environment id, for the error.
@@ -74,12 +74,12 @@ def check_observations(id: str, shapes: Iterable[tuple[str, tuple[int, ...], int
 
 
 def usable_cpus() -> int:
-    """Return the number of processors that this process may use."""
+    """Returns the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def format_bytes(count: int) -> str:
-    """Return a number of bytes with its unit.
+    """Returns a number of bytes with its unit.
 
     >>> format_bytes(1_500_000), format_bytes(2_500_000_000)
     ('1.5 MB', '2.50 GB')
@@ -99,7 +99,7 @@ def _read(path: Path) -> str:
 
 @functools.cache
 def version(package: str) -> str | None:
-    """Return the version of a package; None: not installed, or a checkout on the path."""
+    """Returns the version of a package; None: not installed, or a checkout on the path."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -107,7 +107,7 @@ def version(package: str) -> str | None:
 
 
 def require(package: str, extra: str, user: str) -> None:
-    """Check that an optional package is installed.
+    """Checks that an optional package is installed.
 
     Args:
       package: top-level module.
@@ -126,7 +126,7 @@ PACKAGES = ("jrl", "jax", "jaxlib", "flax", "optax", "numpy", "envpool", "gymnas
 
 
 def write_env_json(directory: str | Path, *, devices: Iterable[str] = ()) -> Path:
-    """Write versions, git state, machine and command to `directory`/env.json.
+    """Writes versions, git state, machine and command to `directory`/env.json.
 
     Args:
       devices: names of the accelerators; an argument, so that this module needs no jax.
@@ -147,7 +147,7 @@ def write_env_json(directory: str | Path, *, devices: Iterable[str] = ()) -> Pat
 
 
 def git_state(file: str | Path) -> dict[str, Any] | None:
-    """Return {"commit", "dirty"} of the repository that tracks `file`; None: no repository does."""
+    """Returns {"commit", "dirty"} of the repository that tracks `file`; None: no repository does."""
 
     def git(*args: str) -> str:
         command = ["git", "-C", str(Path(file).parent), *args]

@@ -79,7 +79,7 @@ class SafeStream:
 
 
 def _discard(stream: TextIO) -> None:
-    """Redirect a stream's file to the null device, for its remaining buffer and for other writers."""
+    """Redirects a stream's file to the null device, for its remaining buffer and for other writers."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         handle = stream.fileno()
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -111,7 +111,7 @@ class Transcript:
             self._save()
 
     def open(self, path: Path) -> None:
-        """Append to that file from now on, beginning with the text printed before. A second call does nothing."""
+        """Appends to that file from now on, beginning with the text printed before. A second call does nothing."""
         with self._lock:
             if self._open is not None:
                 return
@@ -122,7 +122,7 @@ class Transcript:
             self._save()
 
     def listen(self) -> None:
-        """Wrap sys.stdout and sys.stderr again, if other code (such as a live bar) has replaced them."""
+        """Wraps sys.stdout and sys.stderr again, if other code (such as a live bar) has replaced them."""
         for name in ("stdout", "stderr"):
             if not isinstance(stream := getattr(sys, name), SafeStream):
                 setattr(sys, name, SafeStream(stream, self.write))
@@ -136,7 +136,7 @@ class Transcript:
             files.append(self._open, text.encode("utf-8", "replace"))
 
     def close(self) -> None:
-        """Close the file, and end an unfinished line."""
+        """Closes the file, and ends an unfinished line."""
         with self._lock:
             if self._line:
                 self.write("\n")
@@ -147,7 +147,7 @@ class Transcript:
 
 @contextlib.contextmanager
 def record_output() -> Iterator[Transcript]:
-    """Copy stdout and stderr into a Transcript; neither stream can raise meanwhile.
+    """Copies stdout and stderr into a Transcript; neither stream can raise meanwhile.
 
     Records of jrl's loggers (run.log_level) are copied with their time. They also go to stderr, unless other handlers
     exist. An exception that ends the block is written as Python will print it.
@@ -196,7 +196,7 @@ class _FileHandler(logging.StreamHandler):
 
 @contextlib.contextmanager
 def open_log(path: Path) -> Iterator[TextIO]:
-    """Yield a stream into a log.txt; records of jrl's loggers are copied into it. An existing file is continued."""
+    """Yields a stream into a log.txt; records of jrl's loggers are copied into it. An existing file is continued."""
     transcript, logger = Transcript(None), logging.getLogger("jrl")
     transcript.open(path)
     handler = _FileHandler(transcript.file)
@@ -216,7 +216,7 @@ def _handler(stream: Any, form: str) -> logging.Handler:
 
 
 def _fill_closed_descriptors() -> None:
-    """Open the null device for closed standard files; otherwise the next opened file would get their descriptor."""
+    """Opens the null device for closed standard files; otherwise the next opened file would get their descriptor."""
     for number in range(3):
         try:
             os.fstat(number)

@@ -40,7 +40,7 @@ _for_runners: dict[str, str] = {}
 
 
 def build_environment(cfg: RuntimeConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables of a config, given the current variables `environ`."""
+    """Returns the environment variables of a config, given the current variables `environ`."""
     found = {name: str(value) for name, value in cfg.env.items()}
     if cfg.xla_flags:
         present = found.get("XLA_FLAGS", environ.get("XLA_FLAGS", "")).split()
@@ -57,7 +57,7 @@ def build_environment(cfg: RuntimeConfig, environ: Mapping[str, str]) -> dict[st
 
 
 def apply(cfg: RuntimeConfig) -> list[str]:
-    """Set the environment variables of `runtime`. Call it before anything uses a device; jax may be imported.
+    """Sets the environment variables of `runtime`. Call it before anything uses a device; jax may be imported.
 
     Env runners that start later get the variables of `runtime.env`, too.
 
@@ -87,18 +87,18 @@ def apply(cfg: RuntimeConfig) -> list[str]:
 
 
 def runner_environment() -> dict[str, str]:
-    """Return the variables of `runtime.env` that `apply` set last, for env runners."""
+    """Returns the variables of `runtime.env` that `apply` set last, for env runners."""
     return dict(_for_runners)
 
 
 def cpu_threads() -> int:
-    """Return the number of XLA's CPU threads: `runtime.cpu_threads`, or one per core."""
+    """Returns the number of XLA's CPU threads: `runtime.cpu_threads`, or one per core."""
     value = os.environ.get("PJRT_NPROC", "")
     return int(value) if value.isdigit() and int(value) else machine.usable_cpus()
 
 
 def has_started() -> bool:
-    """Return whether jax has initialised its devices; from then on it ignores changes of its environment variables."""
+    """Returns whether jax has initialised its devices; from then on it ignores changes of its environment variables."""
     if "jax" not in sys.modules:
         return False
     import jax
@@ -149,7 +149,7 @@ class Recompiles:
         return len(self._names)
 
     def start(self) -> None:
-        """Start counting; may be called again."""
+        """Starts counting; may be called again."""
         if self._is_active:
             return
         from jax import monitoring
@@ -158,7 +158,7 @@ class Recompiles:
         self._is_active = True
 
     def close(self) -> None:
-        """Stop counting; may be called again."""
+        """Stops counting; may be called again."""
         if not self._is_active:
             return
         from jax import monitoring
@@ -176,7 +176,7 @@ class Recompiles:
 
     @contextlib.contextmanager
     def iteration(self, rows: int) -> Iterator[None]:
-        """Count the compilations of one iteration, in the thread that runs it.
+        """Counts the compilations of one iteration, in the thread that runs it.
 
         Args:
           rows: number of result rows so far.
@@ -192,7 +192,7 @@ class Recompiles:
             self._thread = None
 
     def check(self) -> None:
-        """Raise Recompiled if more programs were recompiled than allowed."""
+        """Raises Recompiled if more programs were recompiled than allowed."""
         if self._most is None or self.count <= self._most:
             return
         names = ", ".join(dict.fromkeys(self._names[-_MOST_NAMES:]))

@@ -20,7 +20,7 @@ class CustomMetrics:
         self._updates: dict[str, list[float]] = {}
 
     def add_episode(self, metrics: Mapping[str, Any], histograms: Mapping[str, Any]) -> None:
-        """Add the metrics of an episode: a number or several, by name.
+        """Adds the metrics of an episode: a number or several, by name.
 
         Raises:
           TypeError: a value is not numeric; names it.
@@ -31,12 +31,12 @@ class CustomMetrics:
             self._histograms.setdefault(name, []).extend(_numbers("hist_data", name, value))
 
     def add_update(self, metrics: Mapping[str, Any]) -> None:
-        """Add the metrics of an update. Raises TypeError as `add_episode`."""
+        """Adds the metrics of an update. Raises TypeError as `add_episode`."""
         for name, value in metrics.items():
             self._updates.setdefault(name, []).extend(_numbers("result", name, value))
 
     def drain(self, prefix: str = "") -> dict[str, Any]:
-        """Return the metrics so far, and reset them.
+        """Returns the metrics so far, and resets them.
 
         Returns:
           `custom/<name>_mean`, `_min` and `_max`, or `custom/<name>` (a list); `learner/<name>`, the mean over updates;

@@ -42,12 +42,12 @@ class EpisodeRows(NamedTuple):
 
 
 def window_per_pool(parts: int, smoothing: int = WINDOW) -> int:
-    """Return the window size of each of several pools, so that together they cover at least `smoothing` episodes."""
+    """Returns the window size of each of several pools, so that together they cover at least `smoothing` episodes."""
     return -(-smoothing // parts)
 
 
 def init(num_envs: int, window: int = WINDOW, *, agents: int = 0) -> EpisodeState:
-    """Return the state of environments that have just been reset.
+    """Returns the state of environments that have just been reset.
 
     Args:
       num_envs: B.
@@ -77,14 +77,14 @@ def init(num_envs: int, window: int = WINDOW, *, agents: int = 0) -> EpisodeStat
 
 
 def clear_running(state: EpisodeState) -> EpisodeState:
-    """Return the state without running episodes, as after a reset; finished episodes still count."""
+    """Returns the state without running episodes, as after a reset; finished episodes still count."""
     clear = lambda x: jnp.zeros(x.shape, x.dtype)
     games = clear_running(state.games) if isinstance(state.games, EpisodeState) else ()
     return dataclasses.replace(state, games=games, **{name: clear(getattr(state, name)) for name in _RUNNING})
 
 
 def track(state: EpisodeState, reward, done, mask, gamma=None, learned=None) -> tuple[EpisodeState, EpisodeRows]:
-    """Accumulate returns and lengths over a rollout.
+    """Accumulates returns and lengths over a rollout.
 
     Args:
       state: state of the B environments before the rollout.
@@ -124,7 +124,7 @@ def track(state: EpisodeState, reward, done, mask, gamma=None, learned=None) -> 
 
 
 def reduce(state: EpisodeState, rows: EpisodeRows, done, mask) -> tuple[EpisodeState, Episodes]:
-    """Return the state and the statistics of the episodes that ended in a rollout; the latest W enter the window.
+    """Returns the state and the statistics of the episodes that ended in a rollout; the latest W enter the window.
 
     Args:
       state: state after `track`.
@@ -161,7 +161,7 @@ def reduce(state: EpisodeState, rows: EpisodeRows, done, mask) -> tuple[EpisodeS
 
 
 def to_games(reward, mask, over) -> tuple[Array, Array]:
-    """Return the agents' arrays [T, G * A] as games.
+    """Returns the agents' arrays [T, G * A] as games.
 
     Returns:
       reward [T, G] f32, summed over present agents; mask [T, G] bool, whether any agent is present.
@@ -171,7 +171,7 @@ def to_games(reward, mask, over) -> tuple[Array, Array]:
 
 
 def reduce_games(state: EpisodeState, rows: EpisodeRows, reward, done, mask, over) -> tuple[EpisodeState, Episodes]:
-    """Return the state and the statistics of games; `Episodes.agents` has those of the agents' own episodes.
+    """Returns the state and the statistics of games; `Episodes.agents` has those of the agents' own episodes.
 
     Args:
       state: state after `track`; `state.games` is tracked here.
@@ -196,7 +196,7 @@ class FinishedGames(NamedTuple):
 def reduce_finished(
     state: EpisodeState, rows: EpisodeRows, done, mask, finished: FinishedGames
 ) -> tuple[EpisodeState, Episodes]:
-    """Do as `reduce_games` for games whose results are known."""
+    """Does as `reduce_games` for games whose results are known."""
     assert isinstance(state.games, EpisodeState)
     ended = finished.over[None]
     games, report = reduce(
@@ -209,7 +209,6 @@ def reduce_finished(
 def _reduce_agents(
     state: EpisodeState, rows: EpisodeRows, done, mask, games: EpisodeState, report: Episodes
 ) -> tuple[EpisodeState, Episodes]:
-    """Add the agents' own episodes to the statistics of games."""
     num_agents = state.window_next.shape[0]
     by_agent = lambda x: jnp.moveaxis(x.reshape(*x.shape[:-1], -1, num_agents), -1, 0)
     running = {name: by_agent(getattr(state, name)) for name in _RUNNING}
@@ -220,7 +219,7 @@ def _reduce_agents(
 
 
 def summarize(reports: list[Episodes]) -> dict[str, Any]:
-    """Return a row's episode metrics from the reports of one or more iterations, oldest first, on the host.
+    """Returns a row's episode metrics from the reports of one or more iterations, oldest first, on the host.
 
     Leaves may have leading axes (devices, iterations of one call). The windows are the last report's. NaN: no episode
     has ended.
@@ -251,7 +250,7 @@ def summarize(reports: list[Episodes]) -> dict[str, Any]:
 def summarize_agents(
     reports: list[Episodes], agents: Sequence[str], policies: Mapping[str, Sequence[str]]
 ) -> dict[str, Any]:
-    """Return a row's metrics of the agents' own episodes, as `summarize`.
+    """Returns a row's metrics of the agents' own episodes, as `summarize`.
 
     Args:
       reports: reports of several agents.
@@ -286,29 +285,21 @@ def summarize_agents(
 
 
 def merge(reports: list[Episodes]) -> Episodes:
-    """Merge reports, oldest first, on the host; `steps` and windows are the last report's."""
-    agents = [r.agents for r in reports if isinstance(r.agents, Episodes)]
-    reports = [jax.tree.map(np.asarray, r) for r in reports]
-    over = lambda fn, name: fn(np.stack([getattr(r, name) for r in reports]), 0)
-    total = lambda name: over(np.sum, name).astype(getattr(reports[-1], name).dtype)
-    return dataclasses.replace(
-        reports[-1],
-        count=total("count"),
-        return_sum=total("return_sum"),
-        length_sum=total("length_sum"),
-        return_min=over(np.min, "return_min"),
-        return_max=over(np.max, "return_max"),
-        agents=merge(agents) if agents else (),
-    )
+    """Merges reports, oldest first, on the host; `steps` and windows are the last report's."""
+    last = reports[-1]
+    merged = add_stacked_reports(jax.tree.map(lambda *x: np.stack(x), *reports))
+    is_several = isinstance(last.agents, Episodes)
+    agents = dataclasses.replace(merged.agents, steps=last.agents.steps) if is_several else ()
+    return dataclasses.replace(merged, steps=last.steps, agents=agents)
 
 
 def add_reports(reports: Sequence[Episodes]) -> Episodes:
-    """Add consecutive reports of one part of a run, oldest first, on the device; windows are the last report's."""
+    """Adds consecutive reports of one part of a run, oldest first, on the device; windows are the last report's."""
     return add_stacked_reports(jax.tree.map(lambda *x: jnp.stack(x), *reports))
 
 
 def add_stacked_reports(reports: Episodes, among=None) -> Episodes:
-    """Add reports stacked along a first axis, as `add_reports`; `among`: number of reports to add, None: all."""
+    """Adds reports stacked along a first axis, as `add_reports`; `among`: number of reports to add, None: all."""
     if reports.count.shape[0] == 1:
         return jax.tree.map(lambda x: x[0], reports)
     last = -1 if among is None else among - 1
@@ -334,7 +325,7 @@ def add_stacked_reports(reports: Episodes, among=None) -> Episodes:
 
 
 def empty_report(state: EpisodeState) -> Episodes:
-    """Return a report without steps, in numpy; leaves of `state` may have leading axes."""
+    """Returns a report without steps, in numpy; leaves of `state` may have leading axes."""
     if isinstance(state.games, EpisodeState):
         agents = empty_report(dataclasses.replace(state, games=()))
         return dataclasses.replace(empty_report(state.games), agents=agents)
@@ -353,18 +344,18 @@ def empty_report(state: EpisodeState) -> Episodes:
 
 
 def to_lists(report: Episodes) -> dict[str, Any]:
-    """Return a report's arrays as lists, for JSON."""
+    """Returns a report's arrays as lists, for JSON."""
     found = {name: np.asarray(x).tolist() for name, x in vars(report).items() if name != "agents"}
     return found | ({"agents": to_lists(report.agents)} if isinstance(report.agents, Episodes) else {})
 
 
 def from_lists(found: Mapping[str, Any]) -> Episodes:
-    """Return a report from `to_lists`; non-finite numbers may be strings."""
+    """Returns a report from `to_lists`; non-finite numbers may be strings."""
     whole = ("count", "length_sum", "steps")
     arrays = {n: np.asarray(x, np.int32 if n in whole else np.float32) for n, x in found.items() if n != "agents"}
     return Episodes(**arrays, agents=from_lists(found["agents"]) if found.get("agents") else ())
 
 
 def count_steps(reports: PyTree) -> int:
-    """Return the environment steps of a report, over all devices and iterations."""
+    """Returns the environment steps of a report, over all devices and iterations."""
     return int(np.asarray(reports.steps).astype(np.int64).sum())

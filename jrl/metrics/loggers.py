@@ -1,8 +1,8 @@
 """Result rows as `result.jsonl`, `progress.csv`, TensorBoard events, to W&B, and to users' loggers.
 
 Files are valid after every row, even if the process was killed mid-row or the disk is full: on opening, a partial last
-line is removed, and damaged lines are moved to another file. A resumed run first drops the rows beyond its checkpoint,
-so that no step is reported twice.
+line and damaged lines are removed. A resumed run first drops the rows beyond its checkpoint, so that no step is
+reported twice.
 """
 
 import contextlib
@@ -17,8 +17,6 @@ import json
 import logging
 import math
 import os
-import socket
-import struct
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
@@ -33,8 +31,6 @@ from jrl.host import files
 
 Row = Mapping[str, float | int | str | list[float]]  # lists (such as a number per episode) go to jsonl only
 
-_DAMAGED_SUFFIX = ".damaged"  # suffix of the file with damaged lines
-
 _log = logging.getLogger(__name__)
 
 
@@ -44,7 +40,7 @@ class Logger(NamedTuple):
 
 
 def check(names: Iterable[str]) -> list[str]:
-    """Return the faults in the entries of `run.log`, each with its fix; nothing is opened."""
+    """Returns the faults in the entries of `run.log`, each with its fix; nothing is opened."""
     errors: list[str] = []
     for name in names:
         try:
@@ -59,7 +55,7 @@ def open_loggers(
     names: Iterable[str],
     resume_at: int | None = None,
 ) -> Logger:
-    """Open one logger that writes to all of `names`.
+    """Opens one logger that writes to all of `names`.
 
     Args:
       directory: run directory; made if missing.
@@ -85,7 +81,7 @@ def open_loggers(
 
 
 def _find_opener(name: str) -> Callable[[Path, int | None], Logger]:
-    """Return the function that opens the logger of an entry of `run.log`. Raises InputError."""
+    """Returns the function that opens the logger of an entry of `run.log`. Raises InputError."""
     files: dict[str, Callable[[Path, int | None], Logger]] = {
         "jsonl": lambda directory, resume_at: open_jsonl(directory / "result.jsonl", resume_at),
         "csv": lambda directory, resume_at: open_csv(directory / "progress.csv", resume_at),
@@ -108,7 +104,6 @@ def _find_opener(name: str) -> Callable[[Path, int | None], Logger]:
 
 
 def _wrap_user_logger(name: str, make: Callable[..., Any]) -> Callable[[Path, int | None], Logger]:
-    """Return a user's function or class as an opener. Raises InputError: it has other parameters."""
     try:
         signature: inspect.Signature | None = inspect.signature(make)
     except (TypeError, ValueError):  # a builtin has no signature
@@ -130,7 +125,7 @@ def _wrap_user_logger(name: str, make: Callable[..., Any]) -> Callable[[Path, in
 
 
 def combine_loggers(loggers: Iterable[Logger]) -> Logger:
-    """Return a logger that writes each row to all `loggers`, and closes them all even if one raises."""
+    """Returns a logger that writes each row to all `loggers`, and closes them all even if one raises."""
     loggers = list(loggers)
 
     def write(row: Row) -> None:
@@ -152,10 +147,12 @@ def combine_loggers(loggers: Iterable[Logger]) -> Logger:
 
 
 def open_jsonl(path: str | Path, resume_at: int | None = None) -> Logger:
-    """Append one JSON object per row. Each key seen so far is in every later row; non-finite numbers are null."""
+    """Appends one JSON object per row. Each key seen so far is in every later row; non-finite numbers are null."""
     path = Path(path)
-    text = lambda rows: "".join(json.dumps(row) + "\n" for row in rows)
-    kept = _repair(path, *_read_jsonl(path), resume_at, text)
+    rows, damaged = _read_jsonl(path)
+    kept = _drop_rows(path, rows, len(damaged), resume_at)
+    if path.exists():
+        files.replace(path, "".join(json.dumps(row) + "\n" for row in kept))
     keys = dict.fromkeys(k for row in kept for k in row)
     file = path.open("ab", buffering=0)
 
@@ -169,78 +166,57 @@ def open_jsonl(path: str | Path, resume_at: int | None = None) -> Logger:
 
 
 def open_csv(path: str | Path, resume_at: int | None = None) -> Logger:
-    """Append one line per row. A missing key is empty; a new key becomes a column of the whole file."""
+    """Appends one line per row. A missing key is empty; a new key becomes a column of the whole file."""
     path = Path(path)
     columns, rows, damaged = _read_csv(path)
-    _repair(path, rows, damaged, resume_at, lambda kept: _csv_text(columns, kept, header=True))
+    files.replace(path, _csv_text(columns, _drop_rows(path, rows, damaged, resume_at), header=True))
     file = path.open("ab", buffering=0)
 
     def write(row: Row) -> None:
         nonlocal file, columns
         row = _scalars(row)
-        new = [k for k in row if k not in columns]
-        if new:
-            rows = _read_csv(path)[1]
-            files.replace(path, _csv_text(columns + new, rows, header=True))
+        if new := [k for k in row if k not in columns]:
+            columns = columns + new
+            files.replace(path, _csv_text(columns, _read_csv(path)[1], header=True))
             file.close()
-            columns, file = columns + new, path.open("ab", buffering=0)
-        files.append(file, _csv_text(columns, [{k: _to_python(v) for k, v in row.items()}]).encode())
+            file = path.open("ab", buffering=0)
+        files.append(file, _csv_text(columns, [row]).encode())
 
     return Logger(write, lambda: file.close())
 
 
 def open_tensorboard(path: str | Path, resume_at: int | None = None) -> Logger:
-    """Write each number of a row as a scalar at its env_steps. A purge event hides rows beyond `resume_at`.
+    """Writes each number of a row as a scalar at its env_steps. A purge event hides rows beyond `resume_at`.
 
-    Events are written here, one record per row: tensorboardX's own writer runs in a thread, which dies silently of a
-    full disk.
+    tensorboardX's SummaryWriter writes in a thread, which waits forever after a full disk; its EventsWriter does not.
     """
-    from tensorboardX.proto.event_pb2 import Event, SessionLog  # takes 0.2 s, so not at import
+    from tensorboardX.event_file_writer import EventsWriter  # takes 0.2 s, so not at import
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
     from tensorboardX.proto.summary_pb2 import Summary
 
-    file = _new_event_file(Path(path))
-
-    def add(**event: Any) -> None:
-        files.append(file, _encode_record(Event(wall_time=time.time(), **event).SerializeToString()))
-
-    add(file_version="brain.Event:2")
+    Path(path).mkdir(parents=True, exist_ok=True)
+    # a suffix, because the name counts seconds only: no two files may have one name
+    writer = EventsWriter(str(Path(path) / "events"), f".{time.time_ns()}")
     if resume_at is not None:
-        add(session_log=SessionLog(status=SessionLog.START), step=resume_at + 1)
+        start = SessionLog(status=SessionLog.START)
+        writer.write_event(Event(wall_time=time.time(), session_log=start, step=resume_at + 1))
 
     def write(row: Row) -> None:
-        numbers = {key: _to_python(value) for key, value in _scalars(row).items() if key != "env_steps"}
+        numbers = {key: value for key, value in _scalars(row).items() if key != "env_steps"}
         values = [
             Summary.Value(tag=key, simple_value=number)
             for key, number in numbers.items()
             if not isinstance(number, str) and not _not_finite(number)
         ]
         steps: Any = row["env_steps"]
-        add(summary=Summary(value=values), step=int(steps))
+        writer.write_event(Event(wall_time=time.time(), summary=Summary(value=values), step=int(steps)))
+        writer.flush()
 
-    return Logger(write, file.close)
-
-
-def _new_event_file(directory: Path) -> io.FileIO:
-    """Return a new file whose name TensorBoard recognises and sorts after those of earlier processes."""
-    directory.mkdir(parents=True, exist_ok=True)
-    name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}"
-    for count in range(10_000):
-        with contextlib.suppress(FileExistsError):
-            return (directory / (f"{name}.{count}" if count else name)).open("xb", buffering=0)
-    raise OSError(f"{directory}: all names of event files exist")
-
-
-def _encode_record(data: bytes) -> bytes:
-    """Return a TFRecord: length, checksum of the length, data, checksum of the data."""
-    from tensorboardX.record_writer import masked_crc32c
-
-    length = struct.pack("<Q", len(data))
-    checksum = lambda x: struct.pack("<I", masked_crc32c(x))
-    return length + checksum(length) + data + checksum(data)
+    return Logger(write, writer.close)
 
 
 def open_wandb(directory: str | Path, resume_at: int | None = None) -> Logger:
-    """Write rows to Weights & Biases (https://wandb.ai), with the run's config; W&B's files are in `directory`/wandb.
+    """Writes rows to Weights & Biases (https://wandb.ai), with the run's config; W&B's files are in `directory`/wandb.
 
     The project is the name of the parent folder, the run's name that of the run directory; WANDB_PROJECT and WANDB_NAME
     override them. With WANDB_MODE=offline nothing is sent; `wandb sync` sends it later. A continued run stays the same
@@ -267,19 +243,19 @@ def open_wandb(directory: str | Path, resume_at: int | None = None) -> Logger:
         raise InputError(f"run.log wandb: {e}: log in with `wandb login`, or set WANDB_MODE=offline") from e
 
     def write(row: Row) -> None:
-        numbers = {key: _to_python(value) for key, value in _scalars(row).items()}
+        numbers = _scalars(row)
         run.log({k: v for k, v in numbers.items() if not _not_finite(v)}, step=int(numbers["env_steps"]))
 
     return Logger(write, run.finish)
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """Return the rows of a jsonl file, without damaged lines and a partial last line; empty without a file."""
+    """Returns the rows of a jsonl file, without damaged lines and a partial last line; empty without a file."""
     return _read_jsonl(Path(path))[0]
 
 
 def read_damaged(path: str | Path) -> tuple[list[dict[str, Any]], str]:
-    """Return the rows as `read_rows`, and a description of the damage; empty: no damage."""
+    """Returns the rows as `read_rows`, and a description of the damage; empty: no damage."""
     path = Path(path)
     rows, damaged = _read_jsonl(path)
     lines = counted(len(damaged), "damaged line") * bool(damaged)
@@ -287,7 +263,7 @@ def read_damaged(path: str | Path) -> tuple[list[dict[str, Any]], str]:
 
 
 def _read_jsonl(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return rows and damaged lines, without a partial last line."""
+    """Returns rows and damaged lines, without a partial last line."""
     if not path.exists():
         return [], []
     if not path.is_file():  # a pipe or a device may be endless
@@ -304,34 +280,18 @@ def _read_jsonl(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 def _json_object(line: str) -> dict[str, Any] | None:
     try:
-        found = json.loads(line, parse_int=_parse_int)
+        found = json.loads(line, parse_int=lambda x: int(x) if len(x) <= 300 else math.inf)
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 
 
-def _parse_int(digits: str) -> int | float:
-    """Return an integer; infinity if no float is as large."""
-    return int(digits) if len(digits) <= 300 else float(digits)
-
-
-def _repair(
-    path: Path, rows: list[dict[str, Any]], damaged: list[str], resume_at: int | None, text: Callable[..., str]
-) -> list[dict[str, Any]]:
-    """Rewrite a file without damaged lines, a partial last line, and rows beyond `resume_at`; return its rows.
-
-    Damaged lines, such as after a power cut, are moved to another file.
-    """
+def _drop_rows(path: Path, rows: list[dict[str, Any]], damaged: int, resume_at: int | None) -> list[dict[str, Any]]:
+    """Returns the rows without those beyond `resume_at`, with a warning if the file has damaged lines."""
     if damaged:
-        aside = path.with_name(path.name + _DAMAGED_SUFFIX)
-        with aside.open("ab", buffering=0) as file:
-            files.append(file, "".join(line + "\n" for line in damaged).encode())
-        _log.warning("%s: moved %d damaged lines to %s; all others stay", path, len(damaged), aside.name)
+        _log.warning("%s: dropped %s; all other rows stay", path, counted(damaged, "damaged line"))
     beyond = lambda steps: resume_at is not None and steps not in (None, "") and float(steps) > resume_at
-    kept = [row for row in rows if not beyond(row.get("env_steps"))]
-    if path.exists() and (len(kept) < len(rows) or damaged or _is_torn(path)):
-        files.replace(path, text(kept))
-    return kept
+    return [row for row in rows if not beyond(row.get("env_steps"))]
 
 
 def _to_python(value: Any) -> Any:
@@ -339,7 +299,7 @@ def _to_python(value: Any) -> Any:
 
 
 def _scalars(row: Row) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if not isinstance(value, list)}
+    return {key: _to_python(value) for key, value in row.items() if not isinstance(value, list)}
 
 
 def _to_json(value: Any) -> Any:
@@ -353,7 +313,6 @@ def _not_finite(value: Any) -> bool:
 
 
 def _has_steps(row: Mapping[str, Any]) -> bool:
-    """Return whether a row's `env_steps`, if present, is a number."""
     steps = row.get("env_steps")
     if steps in (None, ""):
         return True
@@ -364,37 +323,28 @@ def _has_steps(row: Mapping[str, Any]) -> bool:
 
 
 def _is_torn(path: Path) -> bool:
-    """Return whether the last line is partial: the process was killed while writing it."""
-    with path.open("rb") as file:
-        if not file.seek(0, os.SEEK_END):
-            return False
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) != b"\n"
+    """Returns whether the last line is partial: the process was killed while writing it."""
+    return path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
 
 
-def _read_csv(path: Path) -> tuple[list[str], list[dict[str, str]], list[str]]:
-    """Return columns, rows and damaged lines, without a partial last line."""
+def _read_csv(path: Path) -> tuple[list[str], list[dict[str, str]], int]:
+    """Returns columns, rows and the number of damaged lines, without a partial last line."""
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    header, *lines = text[: text.rfind("\n") + 1].split("\n")[:-1] or [""]
-    columns = _csv_fields(header) or []
+    header, *lines = text[: text.rfind("\n") + 1].splitlines() or [""]
+    columns = _csv_fields(header)
     if not all(name.isprintable() and name and name != "\ufffd" for name in columns) or len({*columns}) < len(columns):
-        return [], [], [header, *lines]  # a damaged header: all lines are damaged
-    rows, damaged = [], []
-    for line in lines:
-        fields = _csv_fields(line)
-        row = dict(zip(columns, fields or ()))
-        if fields is not None and len(fields) == len(columns) and _has_steps(row):
-            rows.append(row)
-        elif line.strip():
-            damaged.append(line)
-    return columns, rows, damaged
+        return [], [], 1 + len(lines)  # a damaged header: all lines are damaged
+    rows = [dict(zip(columns, fields)) for line in lines if len(fields := _csv_fields(line)) == len(columns)]
+    rows = [row for row in rows if _has_steps(row)]
+    return columns, rows, len(lines) - len(rows)
 
 
-def _csv_fields(line: str) -> list[str] | None:
+def _csv_fields(line: str) -> list[str]:
+    """Returns the fields of a line; []: an empty or damaged line."""
     try:
         return next(csv.reader([line], strict=True), [])
     except csv.Error:
-        return None
+        return []
 
 
 def _csv_text(columns: list[str], rows: Iterable[Mapping[str, Any]], *, header: bool = False) -> str:

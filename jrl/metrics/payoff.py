@@ -13,7 +13,7 @@ _STEPS = 100  # maximum of Newton's method, which needs about twelve
 
 
 def compute_scores(results: np.ndarray) -> np.ndarray:
-    """Return the score of each player against each, f64 [P, P], from results [P, P, 3]: wins, draws and losses.
+    """Returns the score of each player against each, f64 [P, P], from results [P, P, 3]: wins, draws and losses.
 
     A draw counts half. Results noted by one side count for both: the results of i against j are the sum of entry [i, j]
     and the swapped entry [j, i].
@@ -26,7 +26,7 @@ def compute_scores(results: np.ndarray) -> np.ndarray:
 
 
 def compute_elo(scores: np.ndarray, *, anchor: int = 0, prior: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
-    """Return the Elo ratings of P players and their standard errors, f64 [P] each; the anchor's are 0.
+    """Returns the Elo ratings of P players and their standard errors, f64 [P] each; the anchor's are 0.
 
     Maximum likelihood under the Bradley-Terry model (Biometrika 39, 1952): i scores against j with probability
     `1 / (1 + 10 ** ((r_j - r_i) / 400))`. The errors are those of the difference to the anchor, by the observed
@@ -63,7 +63,7 @@ def compute_elo(scores: np.ndarray, *, anchor: int = 0, prior: float = 0.0) -> t
 
 
 def _find_reachable(arcs: np.ndarray, start: int) -> np.ndarray:
-    """Return the players reachable from `start` along arcs [P, P] bool, [P] bool; `start` is included."""
+    """Returns the players reachable from `start` along arcs [P, P] bool, [P] bool; `start` is included."""
     found = np.arange(len(arcs)) == start
     while (more := found | arcs[found].any(0)).sum() > found.sum():
         found = more
@@ -79,7 +79,7 @@ def draw(
     *,
     title: str = "",
 ) -> Path:
-    """Plot each player's share of points against each other player, and the ratings with errors, to `png`.
+    """Plots each player's share of points against each other player, and the ratings with errors, to `png`.
 
     `results` as in `compute_scores`; `rating` and `error` [P] from `compute_elo`.
     """

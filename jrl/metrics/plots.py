@@ -25,7 +25,7 @@ LABELS = {
 
 
 def read_curve(path: str | Path, *, x: str = "env_steps", y: str = "episode/return") -> Curve:
-    """Return columns `x` and `y` of a result.jsonl, f64 [N] each, without rows that lack one of them.
+    """Returns columns `x` and `y` of a result.jsonl, f64 [N] each, without rows that lack one of them.
 
     Of an evaluation metric, only the first row of each evaluation counts.
     """
@@ -33,13 +33,13 @@ def read_curve(path: str | Path, *, x: str = "env_steps", y: str = "episode/retu
 
 
 def extract_curve(rows: Sequence[Mapping[str, Any]], *, x: str, y: str) -> Curve:
-    """Return columns `x` and `y` of rows, as `read_curve`."""
+    """Returns columns `x` and `y` of rows, as `read_curve`."""
     found, values = _columns(select_evaluations(rows) if y.startswith("evaluation/") else rows, x, y)
     return found, values
 
 
 def select_evaluations(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the first row of each evaluation; later rows repeat its numbers until the next."""
+    """Returns the first row of each evaluation; later rows repeat its numbers until the next."""
     found: list[Mapping[str, Any]] = []
     before: dict[str, Any] = {}
     for row in rows:
@@ -52,19 +52,14 @@ def select_evaluations(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
 
 
 def _columns(rows: Iterable[Mapping[str, Any]], *names: str) -> tuple[np.ndarray, ...]:
-    """Return columns f64 [N] each, of the rows that have all of them as numbers."""
     kept = [[row.get(name) for name in names] for row in rows]
     numbers = [r for r in kept if all(isinstance(x, int | float) for x in r)]
     table = np.asarray(numbers, np.float64).reshape(-1, len(names))
     return tuple(table.T)
 
 
-def _result_path(path: str | Path) -> Path:
-    return Path(path) / "result.jsonl" if Path(path).is_dir() else Path(path)
-
-
 def interpolate(curves: Sequence[Curve], points: int = 200) -> Curve:
-    """Interpolate N curves with different points to one grid: f64 [points] and [N, points].
+    """Interpolates N curves with different points to one grid: f64 [points] and [N, points].
 
     The grid covers the range that all curves have. Interpolation is linear: a step function would lag by up to one row,
     so that a run with fewer rows would look slower.
@@ -83,7 +78,7 @@ def plot_learning_curve(
     stop: Mapping[str, float] = MappingProxyType({}),
     title: str = "",
 ) -> Path:
-    """Plot one run: its rows, the band of their episodes, evaluations, and stop criteria.
+    """Plots one run: its rows, the band of their episodes, evaluations, and stop criteria.
 
     Args:
       result: result.jsonl or its run directory. Without rows the plot says so.
@@ -92,7 +87,11 @@ def plot_learning_curve(
       stop: metric -> value, drawn as a dashed line.
       title: title of the plot.
     """
-    rows, (figure, axes) = read_rows(_result_path(result)), _axes(x, y, title)
+    path = Path(result) / "result.jsonl" if Path(result).is_dir() else result
+    rows, figure = read_rows(path), make_figure((7, 4.5))
+    axes = figure.add_subplot()
+    axes.set(xlabel=LABELS.get(x, x), ylabel=LABELS.get(y, y), title=title)
+    _style(axes)
     steps, values = _columns(rows, x, y)
     drawn = {y: "C0"} if len(steps) else {}
     few = "." if len(steps) <= _FEW else ""
@@ -121,7 +120,6 @@ def plot_learning_curve(
 
 
 def _draw(axes: Any, color: str, label: str, curves: Sequence[Curve], around: Band | None) -> None:
-    """Draw a group of runs: a thin line each, and their middle and band if given."""
     single = len(curves) == 1
     for steps, values in curves:
         marker = "." if len(steps) <= _FEW else ""
@@ -147,7 +145,7 @@ def plot_groups(
     y: str,
     thresholds: Mapping[str, float] = MappingProxyType({}),
 ) -> Path:
-    """Plot a panel per task with groups of runs: each run as a thin line, and the given band.
+    """Plots a panel per task with groups of runs: each run as a thin line, and the given band.
 
     Args:
       panels: title -> label -> curves of the runs, and (grid, middle, low, high) or None. If all labels are empty, one
@@ -159,8 +157,6 @@ def plot_groups(
     columns = min(len(panels), 3)
     lines = math.ceil(len(panels) / columns)
     figure = make_figure((max(7.0, 4.5 * columns), 4.5 if lines == 1 else 3.4 * lines))
-    from matplotlib.ticker import EngFormatter
-
     colors = {label: f"C{i}" for i, label in enumerate(dict.fromkeys(name for own in panels.values() for name in own))}
     for number, (title, groups) in enumerate(panels.items()):
         axes = figure.add_subplot(lines, columns, number + 1)
@@ -169,8 +165,7 @@ def plot_groups(
         if title in thresholds:
             axes.axhline(thresholds[title], color="0.4", linestyle="--", linewidth=1)
         axes.set_title(shown(title), fontsize=10, parse_math=False)
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        axes.grid(alpha=0.3)
+        _style(axes)
         if any(groups) and len(groups) <= _MOST_NAMED:
             legend = axes.legend(framealpha=0.85, edgecolor="none", fontsize=8)
             for text in legend.get_texts():
@@ -186,7 +181,6 @@ def plot_groups(
 
 
 def _legend_entries(thresholds: Mapping[str, float]) -> list[Any]:
-    """Return legend entries that explain the lines of one group of runs."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -201,7 +195,7 @@ def _legend_entries(thresholds: Mapping[str, float]) -> list[Any]:
 
 
 def make_figure(size: tuple[float, float]):
-    """Return a figure of that width and height in inches. Raises InputError: matplotlib is not installed."""
+    """Returns a figure of that width and height in inches. Raises InputError: matplotlib is not installed."""
     require("matplotlib", "plot", "drawing")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -212,19 +206,15 @@ def make_figure(size: tuple[float, float]):
     return figure
 
 
-def _axes(x: str, y: str, title: str):
-    figure = make_figure((7, 4.5))
+def _style(axes: Any) -> None:
     from matplotlib.ticker import EngFormatter
 
-    axes = figure.add_subplot()
-    axes.set(xlabel=LABELS.get(x, x), ylabel=LABELS.get(y, y), title=title)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 200k, 1M
     axes.grid(alpha=0.3)
-    return figure, axes
 
 
 def save(figure, png: str | Path) -> Path:
-    """Write a figure as a PNG file, and make its directory if missing; return its path. Raises OSError."""
+    """Writes a figure as a PNG file, and makes its directory if missing; returns its path. Raises OSError."""
     png = Path(png)
     png.parent.mkdir(parents=True, exist_ok=True)
     with written(png) as part:

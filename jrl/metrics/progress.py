@@ -31,7 +31,7 @@ def open_progress(
     interval: float = 2.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Progress:
-    """Return a display of result rows: nearest stop criterion, steps, return, evaluation, steps/s and time left.
+    """Returns a display of result rows: nearest stop criterion, steps, return, evaluation, steps/s and time left.
 
     The row that meets a criterion is the last one displayed.
 
@@ -67,7 +67,7 @@ class RunProgress:
         self.over = False  # a criterion is met
 
     def add_row(self, row: Mapping[str, Any]) -> bool:
-        """Add the next row; return whether to display it: False after a row that met a criterion."""
+        """Adds the next row; returns whether to display it: False after a row that met a criterion."""
         if self.over:
             return False
         self.row = row
@@ -80,7 +80,7 @@ class RunProgress:
         return True
 
     def _fraction_of(self, name: str, row: Mapping[str, Any]) -> float:
-        """Return the progress to a criterion, 1 when it is met."""
+        """Returns the progress to a criterion, 1 when it is met."""
         value, target = row.get(name), self._stop[name]
         if not _is_finite(value) or not is_reliable(name, row, self._window):
             return 0.0
@@ -91,7 +91,7 @@ class RunProgress:
         return min(max(0.0, (value - start) / (target - start)), 0.999) if math.isfinite(target) else 0.0
 
     def speed(self) -> float | None:
-        """Return environment steps per second of the latest rows.
+        """Returns environment steps per second of the latest rows.
 
         The first row, which includes compilation, only starts the measurement.
         """
@@ -99,7 +99,7 @@ class RunProgress:
         return (steps - before) / (now - then) if now > then and steps > before else None
 
     def time_left(self) -> float | None:
-        """Return seconds until a counter meets its criterion, if no other metric does before; None: unknown."""
+        """Returns seconds until a counter meets its criterion, if no other metric does before; None: unknown."""
         speed, found = self.speed(), []
         for name in ("env_steps", "time_s"):
             pace = 1.0 if name == "time_s" else speed
@@ -108,9 +108,9 @@ class RunProgress:
         return min(found, default=None)
 
     def describe(self, short: bool = False) -> list[str]:
-        """Return the texts about the latest row, the most important first."""
+        """Returns the texts about the latest row, the most important first."""
         row, target = self.row, self._stop.get(self.nearest, math.inf)
-        number = _format_short if short else _format_long
+        number = _format_short if short else "{:,.0f}".format
         percent = math.floor(100 * self.fraction)
         steps = lambda n: f"{number(n)} step{'s' * (n != 1)}"
         texts = [f"{percent}% of {steps(target)}" if self.nearest == "env_steps" else
@@ -135,12 +135,7 @@ def _is_finite(value: Any) -> TypeGuard[float]:
 
 
 def _display_name(metric: str) -> str:
-    """Return a metric's display name: `return`, `evaluation return`, `seconds`."""
     return {"time_s": "seconds"}.get(metric, metric.removeprefix("episode/").replace("/", " "))
-
-
-def _format_long(number: float) -> str:
-    return f"{number:,.0f}"
 
 
 def _format_score(number: float) -> str:
@@ -219,7 +214,7 @@ def _open_bar(progress: RunProgress, stream: TextIO) -> Progress:
 
 
 def is_reliable(name: str, row: Mapping[str, Any], window: int) -> bool:
-    """Return whether a row's metric can meet a criterion: a mean over fewer than `window` episodes is luck.
+    """Returns whether a row's metric can meet a criterion: a mean over fewer than `window` episodes is luck.
 
     Args:
       name: metric.
@@ -230,7 +225,7 @@ def is_reliable(name: str, row: Mapping[str, Any], window: int) -> bool:
 
 
 def window_size(name: str, row: Mapping[str, Any]) -> float:
-    """Return the number of episodes in the mean of a row's metric; inf: the metric is not such a mean."""
+    """Returns the number of episodes in the mean of a row's metric; inf: the metric is not such a mean."""
     found = _WINDOW_MEAN.fullmatch(name)
     if found is None:
         return math.inf
@@ -239,7 +234,7 @@ def window_size(name: str, row: Mapping[str, Any]) -> float:
 
 
 def is_met(name: str, row: Mapping[str, Any], target: float, window: int) -> bool:
-    """Return whether the row has the metric, reliable and at least `target`.
+    """Returns whether the row has the metric, reliable and at least `target`.
 
     A mean over 3 episodes is not yet reliable:
 

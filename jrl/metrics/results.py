@@ -90,7 +90,7 @@ def build_result(
     collects: bool = True,
     lists: bool = False,
 ) -> dict[str, Any]:
-    """Return the dict of `Algorithm.train`.
+    """Returns the dict of `Algorithm.train`.
 
     Args:
       row: row of the loggers.
@@ -165,7 +165,7 @@ def _add_former_names(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def build_evaluation(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an evaluation's metrics under RLlib's names, at the top and under `env_runners`."""
+    """Returns an evaluation's metrics under RLlib's names, at the top and under `env_runners`."""
     named: dict[str, Any] = {}
     for name, value in found.items():
         if not name.startswith("estimate/"):
@@ -175,7 +175,6 @@ def build_evaluation(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _add_evaluation_metric(found: dict[str, Any], name: str, value: Any) -> None:
-    """Add an evaluation metric under its name in RLlib; metrics of agents and policies are dicts by name."""
     kind, _, owner = name.removesuffix("/return").partition("/")
     if owner and kind in ("agent", "policy") and name.endswith("/return"):
         for key in filter(None, (_AGENT if kind == "agent" else _POLICY)["return"]):
@@ -185,7 +184,7 @@ def _add_evaluation_metric(found: dict[str, Any], name: str, value: Any) -> None
 
 
 def _build_estimates(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return off-policy estimates under RLlib's names, `off_policy_estimator`; {}: the row has none.
+    """Returns off-policy estimates under RLlib's names, `off_policy_estimator`; {}: the row has none.
 
     RLlib's is and wis weigh each step, as pdis and wpdis do. The latter are therefore copied to RLlib's names, unless
     the row has estimates that weigh whole episodes.
@@ -201,7 +200,7 @@ def _build_estimates(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested mappings as one, names joined by / and unique (`jrl.spaces.join_paths`).
+    """Returns nested mappings as one, names joined by / and unique (`jrl.spaces.join_paths`).
 
     >>> flatten({"info": {"learner": {"loss": 0.5}}, "iteration": 3})
     {'info/learner/loss': 0.5, 'iteration': 3}
@@ -219,7 +218,7 @@ def _leaves(tree: Mapping[str, Any], at: tuple[str, ...]) -> Iterator[tuple[tupl
 
 
 def select_changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers and texts of `after` that are new or differ from `before`."""
+    """Returns the numbers and texts of `after` that are new or differ from `before`."""
     nan = lambda x: isinstance(x, float) and math.isnan(x)
     other = lambda k, v: k not in before or not (before[k] is v or before[k] == v or (nan(before[k]) and nan(v)))
     return {k: v for k, v in after.items() if isinstance(v, int | float | str) and other(k, v)}

@@ -11,7 +11,7 @@ _MIB = 2**20
 
 
 def measure_usage() -> dict[str, float]:
-    """Measure the current load of this process and its machine, as metrics of a result row.
+    """Measures the current load of this process and its machine, as metrics of a result row.
 
     Returns:
       `sys/cpu_percent`: load of all cores since the last call; 0 in the first.
@@ -59,7 +59,7 @@ def _gpu_load() -> list[float]:
 
 @functools.cache
 def _gpus() -> tuple[Any, list[Any]]:
-    """Return the module and its handles of the GPUs that this process may use; empty if they cannot be queried."""
+    """Returns the module and its handles of the GPUs that this process may use; empty if they cannot be queried."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:

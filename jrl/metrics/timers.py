@@ -25,16 +25,16 @@ class Timers:
         self.latest: tuple[str, float] | None = None  # latest stage, and its start by time.monotonic
 
     def __call__(self, name: str) -> "_Stage":
-        """Return a context manager that adds the time of its body, even if the body raises."""
+        """Returns a context manager that adds the time of its body, even if the body raises."""
         return _Stage(self, name)
 
     def add(self, name: str, seconds: float) -> None:
-        """Add seconds measured elsewhere."""
+        """Adds seconds measured elsewhere."""
         with self._lock:
             self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def drain(self) -> dict[str, float]:
-        """Return `time/<stage>` -> seconds since the last drain. A known stage stays, with 0."""
+        """Returns `time/<stage>` -> seconds since the last drain. A known stage stays, with 0."""
         with self._lock:
             drained, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)
         return {f"time/{name}": seconds for name, seconds in drained.items()}

@@ -4,20 +4,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from jrl.errors import InputError
 from jrl.fields.paths import resolve_as_typed
 from jrl.host import command, files
 
-if TYPE_CHECKING:
-    from jrl.report import content, page, runs
-
-PORT = 8500
-
 
 def parser() -> argparse.ArgumentParser:
-    """Return the command line; imports nothing slow."""
+    """Returns the command line; imports nothing slow."""
     p = command.parser(
         "report",
         "Compare runs: tables with intervals, learning curves, and what is doubtful about them. Runs whose configs "
@@ -35,16 +29,12 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--by", default="", metavar="KEY,...", help="keys that make a method, such as algo.name (default all)"
     )
-    p.add_argument(
-        "--serve", type=int, nargs="?", const=PORT, metavar="PORT",
-        help=f"show the page at this port of this machine (default {PORT}); reload it for newer rows",
-    )  # fmt: skip
     p.add_argument("--seed", type=int, default=0, help="of the intervals (default 0)")
     return p
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the cautions and the written paths; return the exit status: 0, or 2 for bad input."""
+    """Prints the cautions and the written paths; returns the exit status: 0, or 2 for bad input."""
     args = parser().parse_args(argv)
     try:
         report(args)
@@ -54,70 +44,37 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def report(args: argparse.Namespace) -> None:
-    """Read the runs and write the report; with --serve, show the page until Ctrl-C. Raises InputError."""
-    from jrl.report import content, page, page_server, runs
+    """Reads the runs and writes the report. Raises InputError."""
+    from jrl.report import content, figures, page, runs, tables
 
     if args.seed < 0:
         raise InputError(f"--seed {args.seed}: expected 0 or more")
-    if args.serve is not None and not 0 <= args.serve < 65536:
-        raise InputError(f"--serve {args.serve}: expected a port, 0 to 65535")
-    args.runs = [str(resolve_as_typed(run, "report", "any")) for run in args.runs]
-    args.out = resolve_as_typed(args.out, "--out", "new directory")
-    is_file = bool(args.against) and Path(args.against).suffix == ".csv"
-    if is_file:
-        args.against = str(resolve_as_typed(args.against, "--against", "file"))
-    bounds = None
+    places = [str(resolve_as_typed(run, "report", "any")) for run in args.runs]
+    out, against, bounds = resolve_as_typed(args.out, "--out", "new directory"), args.against, None
+    if is_file := bool(against) and Path(against).suffix == ".csv":
+        file = resolve_as_typed(against, "--against", "file")
+        places.insert(0, str(file))  # first: a file is read once, under the first spelling of its path
+        against = runs.only_method(file)
     if args.normalize is not None:
         bounds = content.read_bounds(resolve_as_typed(args.normalize, "--normalize", "file"))
-    code = page.library()
-    if args.serve is not None and code is None:
-        raise InputError(f"--serve: the drawing library of the page is not installed: {page.INSTALL}")
-
-    def read() -> "tuple[runs.Found, content.ReportOptions]":
-        paths, against = list(args.runs), args.against
-        if is_file:
-            paths.insert(0, against)  # first: a file is read once, under the first spelling of its path
-            against = runs.only_method(Path(against))
-        found = runs.read(paths, [key for key in args.by.split(",") if key])
-        if is_file:
-            against = next(run.method for run in found.runs if run.name.startswith(f"{Path(args.against)}: "))
-        return found, content.ReportOptions(args.objective, args.axis, against, bounds, args.seed)
-
-    def page_of_now(link: "page.Link") -> str:
-        assert code is not None
-        try:
-            found, options = read()
-            return page.html(found, content.content(found, options), options, link, code)
-        except InputError as e:
-            return page.render(code, waiting="; ".join(e.errors))
-
-    try:
-        _write(args.out, *read(), code)
-    except runs.NoRows as e:
-        if args.serve is None:
-            raise
-        print(*e.errors, sep="\n")
-    if args.serve is not None:
-        page_server.serve(page_of_now, args.serve)
-
-
-def _write(out: Path, found: "runs.Found", options: "content.ReportOptions", code: str | None) -> None:
-    from jrl.report import content, figures, page, tables
-
-    said = content.content(found, options)
+    found = runs.read(places, [key for key in args.by.split(",") if key])
+    if is_file:
+        against = next(run.method for run in found.runs if run.name.startswith(f"{file}: "))
+    options = content.ReportOptions(args.objective, args.axis, against, bounds, args.seed)
+    said, library = content.content(found, options), page.library()
     try:
         out.mkdir(parents=True, exist_ok=True)
         names = [figures.plot_curves(said, out / "curves.png").name, "report.md", "report.json"]
         files.replace(out / "report.md", tables.to_markdown(said, names[0]))
         files.replace(out / "report.json", tables.to_json(said))
-        if code:
-            files.replace(out / page.NAME, page.html(found, said, options, page.relative_link(out), code))
+        if library:
+            files.replace(out / page.NAME, page.html(found, said, options, out, library))
             names.insert(0, page.NAME)
     except OSError as e:
         raise InputError(f"--out {out}: cannot write there: {e.strerror}: choose another directory") from e
     print(*(f"caution: {line}" for line in said["cautions"]), sep="\n", end="\n" * bool(said["cautions"]))
     print(*(out / name for name in names), sep="\n")
-    if not code:
+    if not library:
         print(f"{page.NAME} needs a drawing library: {page.INSTALL}")
 
 

@@ -105,7 +105,7 @@ class Size(NamedTuple):
 
 
 def measure(found: Found, said: Mapping[str, Any], options: ReportOptions) -> Measured:
-    """Return the curves over each axis that rows have, for the runs and the result of `content.content`."""
+    """Returns the curves over each axis that rows have, for the runs and the result of `content.content`."""
     options = options._replace(objective=said["objective"])
     runs = {run.name: run for run in found.runs}
     groups = {(c["task"], c["method"]): [runs[line["name"]] for line in c["runs"]] for c in said["curves"]}
@@ -131,7 +131,7 @@ def measure(found: Found, said: Mapping[str, Any], options: ReportOptions) -> Me
 
 
 def draw_curves(m: Measured, size: Size) -> Views:
-    """Return a view per task and axis: a method's runs, and their interquartile mean with its interval."""
+    """Returns a view per task and axis: a method's runs, and their interquartile mean with its interval."""
     found = []
     for task, axis in itertools.product((ALL_TASKS, *m.said["tasks"]), m.curves):
         methods = m.said["methods"][: min(size.most, MOST_METHODS)]
@@ -160,7 +160,7 @@ def draw_curves(m: Measured, size: Size) -> Views:
 
 
 def draw_profiles(m: Measured, size: Size) -> Views:
-    """Return the share of runs above each normalised score; []: one task."""
+    """Returns the share of runs above each normalised score; []: one task."""
     of, series = m.said["profiles"].get("methods", {}), []
     for method in m.said["methods"][: min(size.most, MOST_METHODS)]:
         if p := of.get(method):
@@ -173,7 +173,7 @@ def draw_profiles(m: Measured, size: Size) -> Views:
 
 
 def draw_metrics(m: Measured, size: Size) -> list[Views]:
-    """Return a small chart per metric: the interquartile mean of a method's runs, and their quartiles."""
+    """Returns a small chart per metric: the interquartile mean of a method's runs, and their quartiles."""
     found = []
     for metric in _INSIDE if size.points > 25 else ():
         views = []
@@ -197,7 +197,7 @@ def draw_metrics(m: Measured, size: Size) -> list[Views]:
 
 
 def draw_histograms(m: Measured) -> list[Views]:
-    """Return a small chart per metric that is a list, such as `hist/x` of callbacks.
+    """Returns a small chart per metric that is a list, such as `hist/x` of callbacks.
 
     All rows count, because each has the values since the previous row.
     """
@@ -231,20 +231,19 @@ def draw_histograms(m: Measured) -> list[Views]:
 
 
 def _shared_grid(given: Sequence[np.ndarray], points: int) -> np.ndarray:
-    """Return common x values for curves, so that a tooltip compares them at the same point."""
+    """Returns common x values for curves, so that a tooltip compares them at the same point."""
     x = np.unique(np.concatenate(given))
     return x if len(x) <= points else np.linspace(x[0], x[-1], points)
 
 
 def _on_grid(grid: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Return x and y of a curve [columns, points] at the grid's points and at its own ends."""
+    """Returns x and y of a curve [columns, points] at the grid's points and at its own ends."""
     x = columns[0]
     at = np.unique(np.concatenate((x[[0, -1]], grid[(grid > x[0]) & (grid < x[-1])])))
     return np.stack([at, *(np.interp(at, x, y) for y in columns[1:])])
 
 
 def _line(name: str, i: int, columns: np.ndarray) -> dict[str, Any]:
-    """Return the curve of method `i`, f64 [x and y, points]."""
     rows = _rows(columns[:2])
     width = 3.25 if i == 0 else 2.25 if i < _COLORS else 1.25
     return {
@@ -254,7 +253,7 @@ def _line(name: str, i: int, columns: np.ndarray) -> dict[str, Any]:
 
 
 def _band(name: str, i: int, columns: np.ndarray) -> list[dict[str, Any]]:
-    """Return a curve with its interval, f64 [x, value, low and high, points], for `band` in page.js."""
+    """Returns a curve with its interval, f64 [x, value, low and high, points], for `band` in page.js."""
     around = {
         "type": "custom", "renderItem": "band", "name": name, "data": _rows(columns[[0, 2, 3]]), "z": 1, "clip": True,
         "encode": {"x": 0, "y": [1, 2]}, "itemStyle": {"color": color(i)}, "silent": True, "tooltip": {"show": False},
@@ -263,12 +262,12 @@ def _band(name: str, i: int, columns: np.ndarray) -> list[dict[str, Any]]:
 
 
 def color(i: int) -> str:
-    """Return the colour of method `i` by rank."""
+    """Returns the colour of method `i` by rank."""
     return f"--c{i % _COLORS}"
 
 
 def dash(i: int) -> str:
-    """Return the dashes of method `i`; they differ when colours repeat."""
+    """Returns the dashes of method `i`; they differ when colours repeat."""
     return _DASHES[i // _COLORS % len(_DASHES)]
 
 
@@ -321,7 +320,7 @@ class Swept(NamedTuple):
 
 
 def select_swept(m: Measured, size: Size, algo: str) -> list[Swept]:
-    """Return the runs of each task for the charts of hyper-parameters."""
+    """Returns the runs of each task for the charts of hyper-parameters."""
     found = []
     equal = m.said["equal_steps"].get("scores", {})
     keys = [row["key"] for row in m.said["hyper_parameters"] if row["algo"] == algo]
@@ -339,7 +338,7 @@ def select_swept(m: Measured, size: Size, algo: str) -> list[Swept]:
 
 
 def draw_parallel(given: Sequence[Swept]) -> Views:
-    """Return parallel coordinates: a line per run through its hyper-parameters and its score."""
+    """Returns parallel coordinates: a line per run through its hyper-parameters and its score."""
     found = []
     for task, all_keys, values, scores in given:
         keys = all_keys[:_MOST_AXES]
@@ -371,7 +370,7 @@ def draw_parallel(given: Sequence[Swept]) -> Views:
 
 
 def draw_score_maps(given: Sequence[Swept], choice: str) -> Views:
-    """Return heat maps of the mean score over pairs of hyper-parameters, and scatter plots over each one.
+    """Returns heat maps of the mean score over pairs of hyper-parameters, and scatter plots over each one.
 
     `choice` is the control that selects the pair.
     """
@@ -438,13 +437,13 @@ def _scatter(x: str, values: Sequence[Any], scores: np.ndarray) -> dict[str, Any
 
 
 def plain_value(value: Any) -> float | str:
-    """Return a config value that is a number or a text; any other value as YAML."""
+    """Returns a config value that is a number or a text; any other value as YAML."""
     is_plain = isinstance(value, int | float | str) and not isinstance(value, bool)
     return value if is_plain else schema.flow(value)
 
 
 def _scale(values: Sequence[float | str]) -> dict[str, Any]:
-    """Return an axis: numbers, logarithmic if they differ by a factor of 30, or categories."""
+    """Returns an axis: numbers, logarithmic if they differ by a factor of 30, or categories."""
     if any(isinstance(value, str) for value in values):
         return {"type": "category", "data": sorted({*map(str, values)})}
     low, high = _outwards(float(min(values)), math.floor), _outwards(float(max(values)), math.ceil)
@@ -462,7 +461,7 @@ def _limits(scores: Iterable[float]) -> dict[str, float]:
 
 
 def _cells(values: Sequence[Any]) -> tuple[list[str], list[int]]:
-    """Return the names of an axis' cells and the cell of each value; many different numbers are grouped into ranges."""
+    """Returns the names of an axis' cells and the cell of each value; many numbers are grouped into ranges."""
     scale = _scale(values)
     if scale["type"] == "category":
         return scale["data"], [scale["data"].index(str(value)) for value in values]
@@ -475,7 +474,7 @@ def _cells(values: Sequence[Any]) -> tuple[list[str], list[int]]:
 
 
 def format_distinct(numbers: Sequence[float]) -> list[str]:
-    """Return numbers as short as possible while no two look the same.
+    """Returns numbers as short as possible while no two look the same.
 
     >>> format_distinct([0.97, 0.9725, 0.975]), format_distinct([1000, 2000, 3001])
     (['0.97', '0.973', '0.975'], ['1000', '2000', '3000'])
@@ -491,7 +490,7 @@ def format_distinct(numbers: Sequence[float]) -> list[str]:
 
 
 def draw_seconds(m: Measured) -> Views:
-    """Return the seconds per stage of a method's runs; []: no stage was measured."""
+    """Returns the seconds per stage of a method's runs; []: no stage was measured."""
     found = []
     timed = [(run, stage_seconds(run)) for run in m.runs.values() if run.reached("time_s") > 0]
     for task in (ALL_TASKS, *m.said["tasks"]) if m.said["curves_over_tasks"] else m.said["tasks"]:
@@ -530,7 +529,7 @@ def draw_seconds(m: Measured) -> Views:
 
 
 def stage_seconds(run: ReportedRun) -> dict[str, float]:
-    """Return the seconds of each stage over the whole run; a row has the seconds since the previous row."""
+    """Returns the seconds of each stage over the whole run; a row has the seconds since the previous row."""
     names = dict.fromkeys(name for row in run.rows for name in row if name.startswith("time/") and name != RECOMPILES)
     sums = {name.removeprefix("time/"): float(np.nansum(run.column(name))) for name in names}
     return {name: value for name, value in sums.items() if value > 0}

@@ -69,7 +69,7 @@ class ReportOptions(NamedTuple):
 
 
 def content(found: Found, options: ReportOptions) -> dict[str, Any]:
-    """Return the content of a report.
+    """Returns the content of a report.
 
     Raises:
       InputError: no row has the objective, an unknown method or task, or too few scores for pairs.
@@ -125,7 +125,7 @@ def content(found: Found, options: ReportOptions) -> dict[str, Any]:
 
 
 def to_plain(value: Any) -> Any:
-    """Return a value with lists for arrays and None for non-finite numbers, as JSON allows."""
+    """Returns a value with lists for arrays and None for non-finite numbers, as JSON allows."""
     if isinstance(value, Mapping):
         return {str(key): to_plain(x) for key, x in value.items()}
     if isinstance(value, np.ndarray | np.generic):
@@ -136,7 +136,7 @@ def to_plain(value: Any) -> Any:
 
 
 def read_bounds(path: Path) -> dict[str, tuple[float, float]]:
-    """Return the scores normalised to 0 and 1 per task, from a JSON file {"task": [low, high]}. Raises InputError."""
+    """Returns the scores normalised to 0 and 1 per task, from a JSON file {"task": [low, high]}. Raises InputError."""
     found, errors = {}, []
     for task, pair in schema.read_mapping(path).items():
         numbers = pair if isinstance(pair, list) and len(pair) == 2 else []
@@ -157,7 +157,7 @@ def read_bounds(path: Path) -> dict[str, tuple[float, float]]:
 
 
 def select_objective(given: Sequence[ReportedRun], options: ReportOptions) -> tuple[ReportOptions, list[str]]:
-    """Return the options with the objective of all methods, and notes. Raises InputError: no row has it.
+    """Returns the options with the objective of all methods, and notes. Raises InputError: no row has it.
 
     A run that was not evaluated yet has no score. If a method has no evaluated run at all, all methods are compared by
     training episodes.
@@ -179,7 +179,7 @@ def select_objective(given: Sequence[ReportedRun], options: ReportOptions) -> tu
     return options._replace(objective=wanted), notes
 
 
-class PageLink(NamedTuple):
+class RankedMethod(NamedTuple):
     """A method's result on a task."""
 
     method: str
@@ -188,8 +188,8 @@ class PageLink(NamedTuple):
     score: float  # mean of the other runs' last values
 
 
-def rank_methods(given: Sequence[ReportedRun], options: ReportOptions) -> list[PageLink]:
-    """Return the methods of a task that have scores, the best first, ranked as points in `jrl.sweep`.
+def rank_methods(given: Sequence[ReportedRun], options: ReportOptions) -> list[RankedMethod]:
+    """Returns the methods of a task that have scores, the best first, as a sweep ranks its points.
 
     Methods that a scheduler stopped rank below the others: their scores are of fewer steps. With equal budgets, methods
     without lost runs rank first, then methods of higher mean.
@@ -201,19 +201,18 @@ def rank_methods(given: Sequence[ReportedRun], options: ReportOptions) -> list[P
         good = [x for run, x in zip(own, last) if run.state != NOT_FINITE and math.isfinite(x)]
         if any(map(math.isfinite, last)):
             score = sum(good) / len(good) if good else -math.inf
-            found.append(PageLink(name, min(run.stopped_at for run in own), len(own) - len(good), score))
+            found.append(RankedMethod(name, min(run.stopped_at for run in own), len(own) - len(good), score))
     return sorted(found, key=lambda place: (place.score == -math.inf, -place.budget, place.lost, -place.score))
 
 
-def _rank_over_tasks(places: Mapping[str, Sequence[PageLink]], names: Sequence[str]) -> list[str]:
-    """Return the methods by their mean rank over tasks; a method without the task ranks last there."""
+def _rank_over_tasks(places: Mapping[str, Sequence[RankedMethod]], names: Sequence[str]) -> list[str]:
     order = {task: [place.method for place in own] for task, own in places.items()}
     of_task = lambda name, own: own.index(name) if name in own else len(names)
     return sorted(names, key=lambda name: sum(of_task(name, own) for own in order.values()))
 
 
 def _recommendation(
-    places: Mapping[str, Sequence[PageLink]],
+    places: Mapping[str, Sequence[RankedMethod]],
     order: Sequence[str],
     per_task: Sequence[Mapping[str, Any]],
     options: ReportOptions,
@@ -271,14 +270,13 @@ def _per_task(task: str, method: str, scores: np.ndarray, best: np.ndarray, opti
 def _estimates(
     measures: Sequence[statistics.Statistic], scores: statistics.Scores, options: ReportOptions
 ) -> dict[str, Any]:
-    """Return {value, low, high} of each measure, by its name."""
     found = statistics.estimate(lambda s: np.stack([measure(s) for measure in measures]), scores, seed=options.seed)
     named = zip(("iqm", "median", "mean", "optimality_gap"), zip(*found))
     return {name: dict(zip(found._fields, values)) for name, values in named}
 
 
 def _normalized(scores: Scores, tasks: Sequence[str], bounds: Bounds | None) -> Scores:
-    """Return (score - low) / (high - low); {} without bounds. Raises InputError: a task has no bounds."""
+    """Returns (score - low) / (high - low); {} without bounds. Raises InputError: a task has no bounds."""
     if bounds is None:
         return {}
     if missing := [task for task in tasks if task not in bounds]:
@@ -295,7 +293,6 @@ def _between(scores: np.ndarray, low: float, high: float) -> np.ndarray:
 
 
 def _all_task_scores(scores: Scores, tasks: Sequence[str], name: str) -> list[np.ndarray]:
-    """Return the scores of a method on all tasks; []: a task is missing."""
     return [scores[task, name] for task in tasks] if all((task, name) in scores for task in tasks) else []
 
 
@@ -312,7 +309,6 @@ def _aggregate(normal: Scores, tasks: Sequence[str], names: Sequence[str], optio
 
 
 def _profiles(normal: Scores, tasks: Sequence[str], names: Sequence[str], options: ReportOptions) -> dict[str, Any]:
-    """Return the share of runs above each threshold, per method with runs on all tasks."""
     whole = {name: scores for name in names if (scores := _all_task_scores(normal, tasks, name))}
     if not whole:
         return {}
@@ -329,7 +325,6 @@ def _profiles(normal: Scores, tasks: Sequence[str], names: Sequence[str], option
 def _improvement(
     scores: Scores, tasks: Sequence[str], names: Sequence[str], options: ReportOptions
 ) -> list[dict[str, Any]]:
-    """Return the probability that a run of one method is better than a run of another, on their common tasks."""
     if options.against is None and len(names) > _MOST_PAIRED:
         return []
     others = [options.against] if options.against else names
@@ -347,20 +342,18 @@ def _improvement(
 
 
 def _curve(task: str, method: str, own: Sequence[ReportedRun], options: ReportOptions) -> dict[str, Any]:
-    """Return the runs of a method on a task, and their interquartile mean up to the end of the shortest."""
     found = [run.curve(options.axis, options.objective) for run in own]
     lines = [dict(zip(("name", "x", "y"), (run.name, *_thin(*c)))) for run, c in zip(own, found)]
     return {"task": task, "method": method, "runs": lines, "band": interquartile_band([found], options)}
 
 
 def _thin(x: np.ndarray, y: np.ndarray, most: int = 500) -> plots.Curve:
-    """Return a curve with at most `most` points, evenly spaced, including the ends."""
     kept = np.unique(np.linspace(0, len(x) - 1, min(len(x), most)).round().astype(int))
     return x[kept], y[kept]
 
 
 def curves_over_tasks(groups: Groups, tasks: Sequence[str], names: Sequence[str], options: ReportOptions) -> list[Any]:
-    """Return the interquartile mean of normalised scores, per method with runs on all tasks; []: one task."""
+    """Returns the interquartile mean of normalised scores, per method with runs on all tasks; []: one task."""
     found = []
     for name in names:
         if options.normalize is None or len(tasks) == 1 or any((task, name) not in groups for task in tasks):
@@ -374,7 +367,7 @@ def curves_over_tasks(groups: Groups, tasks: Sequence[str], names: Sequence[str]
 
 
 def interquartile_band(tasks: Sequence[Sequence[plots.Curve]], options: ReportOptions) -> dict[str, Any] | None:
-    """Return the interquartile mean of runs with its interval; None: a single run, or runs without a common range."""
+    """Returns the interquartile mean of runs with its interval; None: a single run, or runs without a common range."""
     found = statistics.efficiency(tasks, seed=options.seed) if sum(map(len, tasks)) > 1 else None
     return {"x": found[0], **found[1]._asdict()} if found else None
 
@@ -383,7 +376,7 @@ def interquartile_band(tasks: Sequence[Sequence[plots.Curve]], options: ReportOp
 
 
 def _equal_steps(given: Sequence[ReportedRun], objective: str) -> dict[str, Any]:
-    """Return the scores of the runs of each task and algorithm at the step where a scheduler stopped the first run.
+    """Returns the scores of the runs of each task and algorithm at the step where a scheduler stopped the first run.
 
     Returns:
       `scores` by name, of all runs of these tasks and algorithms; `note` explains. {}: no run was stopped.
@@ -411,7 +404,7 @@ def _equal_steps(given: Sequence[ReportedRun], objective: str) -> dict[str, Any]
 def _hyper_parameters(
     groups: Groups, scores: Scores, equal: Mapping[str, float], order: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Return the influence of each differing key on the scores, per algorithm, the greatest first.
+    """Returns the influence of each differing key on the scores, per algorithm, the greatest first.
 
     Scores count by their rank on their task, at equal steps if given. At least three methods are needed. `recommended`
     is the value of the algorithm's best method in `order`.
@@ -441,7 +434,6 @@ def _ranked(tasks: Sequence[str], scores: np.ndarray) -> np.ndarray:
 
 
 def _parts(given: Sequence[float]) -> list[str]:
-    """Return each number as text; more than `_MOST_LEVELS` numbers are grouped into ranges."""
     if len({*given}) <= _MOST_LEVELS:
         return [schema.flow(value) for value in given]
     values = np.array(given, float)
@@ -451,7 +443,7 @@ def _parts(given: Sequence[float]) -> list[str]:
 
 
 def _importance(values: Sequence[Any], ranked: np.ndarray) -> dict[str, Any]:
-    """Return the rank correlation of numbers, and the share of the rank variance between (ranges of) values."""
+    """Returns the rank correlation of numbers, and the share of the rank variance between (ranges of) values."""
     numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
     shown = _parts(values) if numeric else [schema.flow(value) for value in values]
     levels = list(dict.fromkeys(shown))
@@ -468,13 +460,13 @@ def _importance(values: Sequence[Any], ranked: np.ndarray) -> dict[str, Any]:
 
 
 def cautions(groups: Groups, axis: str) -> list[str]:
-    """Return the cautions about the comparison; [] for none."""
+    """Returns the cautions about the comparison; [] for none."""
     checks = (_seeds_and_tasks(groups), _repeated(groups), _budgets(groups), _stopped(groups), _machines(groups, axis))
     return [line for check in checks for line in check]
 
 
 def _seeds_and_tasks(groups: Groups) -> Iterator[str]:
-    """Yield methods with few seeds, and methods that share no task with others (perhaps by another spelling)."""
+    """Yields methods with few seeds, and methods that share no task with others (perhaps by another spelling)."""
     few = [f"{method} on {task} ({len(runs)})" for (task, method), runs in groups.items() if len(runs) < FEW_SEEDS]
     if few:
         yield (f"fewer than {FEW_SEEDS} seeds: {format_names(few)}: their intervals are too narrow, or missing")
@@ -491,7 +483,7 @@ def _seeds_and_tasks(groups: Groups) -> Iterator[str]:
 
 
 def _repeated(groups: Groups) -> Iterator[str]:
-    """Yield repeated seeds of a method, and runs with identical numbers."""
+    """Yields repeated seeds of a method, and runs with identical numbers."""
     by_numbers: dict[tuple[str, str], list[ReportedRun]] = {}
     for (task, method), own in groups.items():
         by_seed: dict[int, list[str]] = {}
@@ -515,14 +507,13 @@ def _repeated(groups: Groups) -> Iterator[str]:
 
 
 def _fingerprint(run: ReportedRun) -> str | None:
-    """Return a run's numbers without timings; None: too few numbers, which may be equal by chance."""
+    """Returns a run's numbers without timings; None: too few numbers, which may be equal by chance."""
     kept = [{k: v for k, v in row.items() if not k.startswith(_TIMING)} for row in run.rows]
     values = {repr(value) for row in kept for name, value in row.items() if name != "env_steps"}
     return repr(kept) if len(kept) > 1 and len(values) > 2 else None
 
 
 def _budgets(groups: Groups) -> Iterator[str]:
-    """Yield unequal budgets: env_steps over all methods, updates within one method only."""
     for task in dict.fromkeys(task for task, _ in groups):
         of_task = [runs for (where, _), runs in groups.items() if where == task]
         said = list(_unequal(task, [run for runs in of_task for run in runs], "env_steps"))
@@ -553,7 +544,7 @@ def _stopped(groups: Groups) -> Iterator[str]:
 
 def _machines(groups: Groups, axis: str) -> Iterator[str]:
     origins = [run.provenance for found in groups.values() for run in found if run.provenance]
-    commits = {(origin.get("git") or {}).get("commit") for origin in origins} - {None}
+    commits = {str(git["commit"]) for origin in origins if (git := origin.get("git") or {}).get("commit")}
     if len(commits) > 1:
         yield f"runs of {len(commits)} commits of jrl: see their provenance"
     machines = {repr((origin.get("cpu"), origin.get("devices"))) for origin in origins}
@@ -565,7 +556,6 @@ def _machines(groups: Groups, axis: str) -> Iterator[str]:
 
 
 def _differences(given: Sequence[ReportedRun], names: Sequence[str]) -> dict[str, dict[str, list[str]]]:
-    """Return each key that differs between runs: key -> method -> its values as YAML."""
     configs = {run.name: learning_config(run.config, ("env.id",)) for run in given if run.path}
     found: dict[str, dict[str, list[str]]] = {}
     for key in differing_keys(configs.values()):
@@ -593,7 +583,6 @@ def _failures(
 
 
 def _origins(given: Sequence[ReportedRun]) -> list[dict[str, Any]]:
-    """Return the origins of runs (code, versions, machine) with the runs and commands of each."""
     found: dict[str, dict[str, Any]] = {}
     for run in given:
         if run.path:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -15,14 +15,14 @@ _MOST = 8  # maximum number of methods in a panel
 
 
 def plot_curves(said: Mapping[str, Any], png: Path) -> Path:
-    """Plot the curves of `content.content` with their intervals, a panel per task; of many methods, the best."""
+    """Plots the curves of `content.content` with their intervals, a panel per task; of many methods, the best."""
     panels: dict[str, dict[str, Any]] = {}
     for task in said["tasks"]:
         own = {c["method"]: c for c in said["curves"] if c["task"] == task}
         lines = {name: [(np.array(run["x"]), np.array(run["y"])) for run in c["runs"]] for name, c in own.items()}
         panels |= _panel(task, said["ranking"][task], {name: (lines[name], c["band"]) for name, c in own.items()})
     if over := [c for c in said["curves_over_tasks"] if c["band"]]:
-        panels["all tasks, normalised"] = {c["method"]: ([], _to_band(c["band"])) for c in over}
+        panels["all tasks, normalised"] = {c["method"]: ([], to_band(c["band"])) for c in over}
     return plots.plot_groups(panels, png, x=said["axis"], y=said["objective"])
 
 
@@ -30,7 +30,7 @@ def plot_runs(
     paths: Sequence[str | Path], png: str | Path, *, x: str = "env_steps", y: str | None = None,
     stop: float | None = None,
 ) -> Path:  # fmt: skip
-    """Plot runs, and the interquartile mean of each config's seeds with its 95 % interval; of many configs, the best.
+    """Plots runs, and the interquartile mean of each config's seeds with its 95 % interval; of many configs, the best.
 
     Args:
       paths: run directories, or directories that hold runs, as in `runs.read`.
@@ -61,34 +61,13 @@ def plot_runs(
 
 
 def _panel(task: str, order: Sequence[str], own: Mapping[str, tuple[Any, Any]]) -> dict[str, dict[str, Any]]:
-    """Return title -> method -> its curves and band, for the best methods."""
     best = [name for name in order if name in own][:_MOST]
     title = f"{task}: the best {_MOST} of {len(own)}" if len(own) > _MOST else task
-    return {title: {name: (own[name][0], _to_band(own[name][1])) for name in best}}
+    return {title: {name: (own[name][0], to_band(own[name][1])) for name in best}}
 
 
-class Panel(NamedTuple):
-    """One panel of `plot_panels`."""
-
-    paths: Sequence[str | Path]  # run directories, seeds of one config
-    metric: str = content.TRAINING  # metric of the result rows
-    threshold: float | None = None  # value of a dashed line
-
-
-def plot_panels(named: Mapping[str, Panel], png: str | Path) -> Path:
-    """Plot groups of runs with different metrics: title -> panel. Raises InputError: a path holds no run."""
-    drawn = dict[str, dict[str, Any]]()
-    for title, panel in named.items():
-        options = ReportOptions(panel.metric)
-        lines = [run.curve(options.axis, panel.metric) for run in runs.read(panel.paths).runs]
-        lines = [line for line in lines if len(line[0])]
-        drawn[title] = {"": (lines, _to_band(content.interquartile_band([lines], options)) if lines else None)}
-    thresholds = {title: panel.threshold for title, panel in named.items() if panel.threshold is not None}
-    return plots.plot_groups(drawn, png, x=ReportOptions().axis, y="return", thresholds=thresholds)
-
-
-def _to_band(band: Mapping[str, Any] | None) -> plots.Band | None:
-    """Return grid, middle, low and high; None becomes NaN, which is not drawn."""
+def to_band(band: Mapping[str, Any] | None) -> plots.Band | None:
+    """Returns grid, middle, low and high; None becomes NaN, which is not drawn."""
     if band is None:
         return None
     x, value, low, high = (np.array(band[name], np.float64) for name in ("x", "value", "low", "high"))

@@ -7,7 +7,7 @@ import importlib.util
 import os
 import re
 import urllib.parse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,51 +26,37 @@ _MOST_VIDEOS = 20  # latest videos shown per run
 _MOST_CARDS = 12  # maximum number of runs with videos
 _LIBRARY = "dist/bundled/echarts/echarts@*/dist/echarts.min.js"  # Apache ECharts inside the package `panel`
 
-Link = Callable[[Path], str | None]  # address of a file or directory in the page; None: it cannot be opened
-
 
 def library() -> str | None:
-    """Return the code of the installed Apache ECharts; None: not installed. Does not import `panel`."""
+    """Returns the code of the installed Apache ECharts; None: not installed. Does not import `panel`."""
     found = importlib.util.find_spec("jinja2") and importlib.util.find_spec("panel")
     places = found.submodule_search_locations if found else None
     files = sorted(path for place in places or () for path in Path(place).glob(_LIBRARY))
     return files[-1].read_text(encoding="utf-8") if files else None
 
 
-def relative_link(directory: Path) -> Link:
-    """Return the function that links from a page in `directory` to other paths."""
-
-    def link(path: Path) -> str | None:
-        try:
-            way = Path(os.path.relpath(path, directory)).as_posix()
-        except ValueError:  # another drive on Windows
-            return path.resolve().as_uri()
-        return urllib.parse.quote(way) + "/" * path.is_dir()
-
-    return link
-
-
-def html(found: Found, said: Mapping[str, Any], options: ReportOptions, link: Link, code: str) -> str:
-    """Return the page, with as many points and runs as fit into LIMIT.
+def html(found: Found, said: Mapping[str, Any], options: ReportOptions, directory: Path, library: str) -> str:
+    """Returns the page, with as many points and runs as fit into LIMIT.
 
     Args:
       found: runs.
       said: result of `content.content` for these runs.
-      link: function that links to run directories and videos.
-      code: code of the drawing library.
+      options: options of the report.
+      directory: directory of the page, from which links to run directories and videos start.
+      library: code of the drawing library.
     """
     measured = charts.measure(found, said, options)
     fixed = {f"histogram-{i}": views for i, views in enumerate(charts.draw_histograms(measured))}
     fixed["time"] = charts.draw_seconds(measured)
     for size in SIZES:
-        text = render(code, **_parts(measured, size, link, fixed))
+        text = _render(library, **_parts(measured, size, directory, fixed))
         if len(text.encode()) <= LIMIT:
             break
     return text
 
 
-def render(code: str, **parts: Any) -> str:
-    """Return page.html filled in. Jinja escapes all texts; only scripts whose hash is in the page's policy run."""
+def _render(library: str, **parts: Any) -> str:
+    """Returns page.html filled in. Jinja escapes all texts; only scripts whose hash is in the page's policy run."""
     import jinja2
 
     assets = importlib.resources.files("jrl.report") / "assets"
@@ -79,17 +65,17 @@ def render(code: str, **parts: Any) -> str:
     env.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False, "allow_nan": False}
     env.filters |= {"number": tables.format_number, "interval": tables.format_interval, "counted": counted}
     env.globals |= {"color": charts.color, "dash": charts.dash}
-    scripts = [in_script(code), in_script(read("page.js"))]
+    scripts = [_in_script(library), _in_script(read("page.js"))]
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
     return env.from_string(read("page.html")).render(style=read("page.css"), scripts=scripts, hashes=hashes, **parts)
 
 
-def in_script(code: str) -> str:
-    """Return code that is safe inside a script element: its strings cannot end the element."""
+def _in_script(code: str) -> str:
+    """Returns code that is safe inside a script element: its strings cannot end the element."""
     return re.sub(r"<(?=/script|!--)", r"\\x3c", code, flags=re.IGNORECASE)
 
 
-def _parts(m: Measured, size: Size, link: Link, fixed: Mapping[str, charts.Views]) -> dict[str, Any]:
+def _parts(m: Measured, size: Size, directory: Path, fixed: Mapping[str, charts.Views]) -> dict[str, Any]:
     said, most = m.said, size.most
     described = sorted(said["runs"], key=lambda run: (run["last"] is None, -(run["last"] or 0)))
     methods = said["methods"][:most]
@@ -128,10 +114,10 @@ def _parts(m: Measured, size: Size, link: Link, fixed: Mapping[str, charts.Views
         "scores": {task: _scores(said, task, {*methods}) for task in said["tasks"]},
         "improvement": [row for row in said["improvement"] if {row["method"], row["over"]} <= {*methods}],
         "aggregate": [row for row in said["aggregate"].get("rows", ()) if row["method"] in methods],
-        "table": _run_table(m, described[:most], link),
+        "table": _run_table(m, described[:most], directory),
         "swept": swept,
         "failures": said["failures"][:most],
-        "videos": _videos(m, described, link),
+        "videos": _videos(m, described, directory),
         "difference_columns": tables.MOST_COLUMNS,
         "origins": [{**origin, "facts": [*tables.facts(origin)]} for origin in said["provenance"]],
         "most": most,
@@ -144,7 +130,6 @@ def _parts(m: Measured, size: Size, link: Link, fixed: Mapping[str, charts.Views
 
 
 def _scores(said: Mapping[str, Any], task: str, methods: set[str]) -> dict[str, Any]:
-    """Return the rows of a task's table, the best first, and the range of its bars."""
     order = said["ranking"][task]
     rows = [row for row in said["per_task"] if row["task"] == task and row["method"] in methods]
     rows.sort(key=lambda row: order.index(row["method"]))
@@ -156,7 +141,7 @@ def _scores(said: Mapping[str, Any], task: str, methods: set[str]) -> dict[str, 
     return {"rows": rows, "dots": dots, "low": min(ends, default=0), "high": max(ends, default=1)}
 
 
-def _run_table(m: Measured, described: Sequence[Mapping[str, Any]], link: Link) -> dict[str, Any]:
+def _run_table(m: Measured, described: Sequence[Mapping[str, Any]], directory: Path) -> dict[str, Any]:
     said, runs = m.said, [m.runs[one["name"]] for one in described]
     keys = list(dict.fromkeys(row["key"] for row in said["hyper_parameters"]))
     differ = lambda name: len({run[name] for run in said["runs"]}) > 1
@@ -168,8 +153,8 @@ def _run_table(m: Measured, described: Sequence[Mapping[str, Any]], link: Link) 
         columns[key] = [charts.plain_value(run.config[key]) if key in run.config else None for run in runs]
     columns |= {titles.get(name, name): [one[name] for one in described] for name in last}
     columns["steps/s"] = [one["env_steps"] and one["time_s"] and one["env_steps"] / one["time_s"] for one in described]
-    names = short_names([one["name"] for one in described])
-    links = [run.path and link(run.path) for run in runs]
+    names = _short_names([one["name"] for one in described])
+    links = [run.path and _link(run.path, directory) for run in runs]
     rows = [
         {"told": one, "name": name, "link": where, "cells": cells}
         for one, name, where, *cells in zip(described, names, links, *columns.values())
@@ -178,10 +163,10 @@ def _run_table(m: Measured, described: Sequence[Mapping[str, Any]], link: Link) 
     return {"columns": [*zip(columns, numeric)], "rows": rows, "ends": (FINISHED, STOPPED)}
 
 
-def short_names(names: Sequence[str]) -> list[str]:
-    """Return names without their common directory.
+def _short_names(names: Sequence[str]) -> list[str]:
+    """Returns names without their common directory.
 
-    >>> short_names(["runs/a/0", "runs/a/1", "runs/b"]), short_names(["/a/0", "b.csv: ppo, CartPole-v1, seed 0"])
+    >>> _short_names(["runs/a/0", "runs/a/1", "runs/b"]), _short_names(["/a/0", "b.csv: ppo, CartPole-v1, seed 0"])
     (['a/0', 'a/1', 'b'], ['/a/0', 'b.csv: ppo, CartPole-v1, seed 0'])
     """
     try:
@@ -191,15 +176,18 @@ def short_names(names: Sequence[str]) -> list[str]:
     return [os.path.relpath(name, common) if common else name for name in names]
 
 
-def _videos(m: Measured, described: Sequence[Mapping[str, Any]], link: Link) -> list[dict[str, Any]]:
-    """Return the latest finished videos of the best runs, in the order of their steps."""
+def _videos(m: Measured, described: Sequence[Mapping[str, Any]], directory: Path) -> list[dict[str, Any]]:
     cards: list[dict[str, Any]] = []
     for one in described:
         path = m.runs[one["name"]].path
         found = [path for path in (path / "videos").glob("*.*") if path.suffix in (".mp4", ".gif")] if path else []
         finished = [film for film in found if not film.stem.endswith(".unfinished")]
         finished.sort(key=lambda film: (len(film.stem), film.stem))
-        films = [{"name": film.stem, "link": where} for film in finished[-_MOST_VIDEOS:] if (where := link(film))]
+        films = [{"name": film.stem, "link": _link(film, directory)} for film in finished[-_MOST_VIDEOS:]]
         if films and len(cards) < _MOST_CARDS:
             cards.append({"told": one, "films": films})
     return cards
+
+
+def _link(path: Path, directory: Path) -> str:
+    return urllib.parse.quote(Path(os.path.relpath(path, directory)).as_posix()) + "/" * path.is_dir()

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from jrl.errors import InputError, counted, short, shown
+from jrl.errors import InputError, counted, shown
 from jrl.fields import schema
 from jrl.metrics import loggers, plots, progress
+from jrl.report import tables
 
 AXES = ("env_steps", "updates", "time_s")
 MEMBERS = "members"  # folder of the runs of a population or sweep
@@ -51,38 +52,34 @@ class ReportedRun(NamedTuple):
     stopped_at: float = math.inf  # env_steps at which a scheduler stopped it; inf: not stopped
 
     def curve(self, axis: str, objective: str) -> plots.Curve:
-        """Return axis and objective, f64 [N] each, of the rows that have both; each evaluation counts once."""
+        """Returns axis and objective, f64 [N] each, of the rows that have both; each evaluation counts once."""
         x, y = plots.extract_curve(self.rows, x=axis, y=objective if self.path else _VALUE)
         x, y = x[finite := np.isfinite(x + y)], y[finite]
         order = np.argsort(x, kind="stable")
         return x[order], y[order]
 
     def last(self, axis: str, objective: str, until: float = math.inf) -> float:
-        """Return the last value of the objective up to `until` on the axis; NaN: no value."""
+        """Returns the last value of the objective up to `until` on the axis; NaN: no value."""
         x, y = self.curve(axis, objective)
         return float(y[x <= until][-1]) if (x <= until).any() else math.nan
 
     def best(self, axis: str, objective: str) -> float:
-        """Return the greatest value of the objective; means over few episodes count only if there are no others."""
+        """Returns the greatest value of the objective; means over few episodes count only if there are no others."""
         window = _window(self.config)
         full = [row for row in self.rows if progress.is_reliable(objective, _numbers(row, objective), window)]
         values = self._replace(rows=full).curve(axis, objective)[1]
         return float(max(values)) if len(values) else float(max(self.curve(axis, objective)[1], default=math.nan))
 
     def column(self, name: str) -> np.ndarray:
-        """Return a metric of all rows f64 [rows]; NaN: the row has no such number."""
+        """Returns a metric of all rows f64 [rows]; NaN: the row has no such number."""
         values = [row.get(name) for row in self.rows]
         return np.array([value if isinstance(value, int | float) else math.nan for value in values], np.float64)
 
     def reached(self, axis: str) -> float:
-        """Return the last value of a counter; NaN: no row has it."""
+        """Returns the last value of a counter; NaN: no row has it."""
         found = self.column(axis)
         found = found[np.isfinite(found)]
         return float(found[-1]) if len(found) else math.nan
-
-
-class NoRows(InputError):
-    """The runs exist, but none has a result row yet."""
 
 
 class Found(NamedTuple):
@@ -93,7 +90,7 @@ class Found(NamedTuple):
 
 
 def read(paths: Iterable[str | Path], by: Sequence[str] = ()) -> Found:
-    """Read run directories, directories of runs, and CSV files; runs of one method get the same name.
+    """Reads run directories, directories of runs, and CSV files; runs of one method get the same name.
 
     A directory is a run (config.yaml and result.jsonl), or has its runs in `members/`, or directly in it.
 
@@ -133,7 +130,7 @@ def read(paths: Iterable[str | Path], by: Sequence[str] = ()) -> Found:
     if errors:
         raise InputError(*errors)
     if not any(run.rows for run in runs):
-        raise NoRows("none of the runs has a result row yet" + "".join(f": {said}" for said in cautions[:1]))
+        raise InputError("none of the runs has a result row yet" + "".join(f": {said}" for said in cautions[:1]))
     return Found(_named(runs, by), cautions)
 
 
@@ -150,7 +147,6 @@ def _run_directories(path: Path) -> list[Path]:
 
 
 def _named(runs: Sequence[ReportedRun], by: Sequence[str]) -> list[ReportedRun]:
-    """Return the runs with the names of their methods."""
     own = {i: run.config for i, run in enumerate(runs) if run.path}
     labels = method_names(own, ignored=("env.id",), by=by)
     names = {i: label or str(runs[i].config.get("algo.name", "run")) for i, label in labels.items()}
@@ -163,13 +159,13 @@ def _named(runs: Sequence[ReportedRun], by: Sequence[str]) -> list[ReportedRun]:
 
 
 def numbers(runs: Iterable[ReportedRun]) -> list[str]:
-    """Return the names of all numeric metrics of the runs."""
+    """Returns the names of all numeric metrics of the runs."""
     found = {name for run in runs if run.path for row in run.rows for name, x in row.items() if _is_number(x)}
     return sorted(found)
 
 
 def suggest_names(name: str, known: Sequence[str]) -> str:
-    """Suggest names for an unknown name, in words."""
+    """Suggests names for an unknown name, in words."""
     close = difflib.get_close_matches(name, known, 4, 0.6)
     close += [k for k in known if k not in close and k.rpartition("/")[2] == name.rpartition("/")[2]]
     return f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(known) or 'none'}"
@@ -179,12 +175,12 @@ def suggest_names(name: str, known: Sequence[str]) -> str:
 
 
 def learning_config(config: Flat, ignored: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the keys of a config that affect learning, without `ignored`."""
+    """Returns the keys of a config that affect learning, without `ignored`."""
     return {key: value for key, value in config.items() if not key.startswith((*APART, *ignored))}
 
 
 def method_names(configs: Mapping[Key, Flat], ignored: Sequence[str] = (), by: Sequence[str] = ()) -> dict[Key, str]:
-    """Return the name of each run's method; runs whose configs differ only in APART and `ignored` have the same name.
+    """Returns the name of each run's method; runs whose configs differ only in APART and `ignored` have the same name.
 
     A name is the algorithm, if there are several, and its differing keys: `ppo, algo.lr=0.001`. If more than four keys
     differ, it has enough of them to be unique. It is empty if there is one method only.
@@ -214,7 +210,7 @@ def method_names(configs: Mapping[Key, Flat], ignored: Sequence[str] = (), by: S
 
 
 def differing_keys(configs: Iterable[Flat]) -> list[str]:
-    """Return the keys whose values differ, or that some configs lack."""
+    """Returns the keys whose values differ, or that some configs lack."""
     configs = list(configs)
     keys = dict.fromkeys(key for config in configs for key in config)
     return [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]
@@ -238,7 +234,7 @@ def _labels(groups: Mapping[str, Flat]) -> dict[str, str]:
 
 
 def _distinguishing(configs: Sequence[Flat]) -> list[str]:
-    """Return the differing keys; of many keys, enough to distinguish the configs, in their order."""
+    """Returns the differing keys; of many keys, enough to distinguish the configs, in their order."""
     keys = differing_keys(configs)
     if len(keys) <= _MOST_KEYS:
         return keys
@@ -255,7 +251,7 @@ Decisions = tuple[dict[str, int], dict[str, str]]  # member -> steps at which it
 
 
 def _read_run(directory: Path, decided: Decisions) -> tuple[ReportedRun | None, list[str]]:
-    """Return a run (None: unreadable), and its faults in one line each."""
+    """Returns a run (None: unreadable), and its faults in one line each."""
     try:
         return _run_of(directory, *decided)
     except InputError as e:
@@ -312,12 +308,11 @@ def _run_of(directory: Path, stopped: Mapping[str, int], sources: Mapping[str, s
 
 
 def _is_beyond(value: Any) -> bool:
-    """Return whether a number is too large for sums and plots."""
     return isinstance(value, int | float) and abs(value) > _LARGEST and value not in (math.inf, -math.inf)
 
 
 def _task(tree: Mapping[str, Any]) -> str:
-    """Return the task of a run: its environment id, or the name of its data set."""
+    """Returns the task of a run: its environment id, or the name of its data set."""
     section = lambda name: tree[name] if isinstance(tree.get(name), Mapping) else {}
     if env := section("env").get("id"):
         return shown(str(env), _NAME)
@@ -327,7 +322,7 @@ def _task(tree: Mapping[str, Any]) -> str:
 
 
 def _provenance(directory: Path) -> tuple[Mapping[str, Any], list[str]]:
-    """Return the facts in env.json (a member has its population's), and the faults of the file."""
+    """Returns the facts in env.json (a member has its population's), and the faults of the file."""
     places = [directory / "env.json"]
     if directory.parent.name == MEMBERS:
         places.append(directory.parent.parent / "env.json")
@@ -336,31 +331,14 @@ def _provenance(directory: Path) -> tuple[Mapping[str, Any], list[str]]:
         return {}, []
     try:
         found = schema.parse_json(schema.read_text(path))
-    except ValueError:  # InputError, too
-        found = None
-    if not isinstance(found, dict):
-        return {}, [f"{path.name} is no JSON, and is left out"]
-    told: dict[str, Any] = {}
-    for name, value in found.items():
-        if name in ("git", "cpu", "versions") and isinstance(value, Mapping):
-            told[name] = {shown(str(key)): _fact(x) for key, x in value.items()}
-        elif name == "devices" and isinstance(value, list):
-            told[name] = [str(_fact(x)) for x in value]
-        elif name in ("platform", "memory_gib"):
-            told[name] = _fact(value)
-        elif name == "command" and isinstance(value, str):
-            told[name] = shown(value, 2_000)
-    return told, []
-
-
-def _fact(value: Any) -> Any:
-    if value is None or (isinstance(value, int | float) and abs(value) < _LARGEST):
-        return value
-    return shown(value if isinstance(value, str) else short(value), _NAME)
+        tuple(tables.facts(found))
+    except Exception:  # the file may hold anything
+        return {}, [f"{path.name} is no JSON of this form, and is left out"]
+    return found, []
 
 
 def _read_decisions(directory: Path) -> tuple[Decisions, list[str]]:
-    """Return the decisions of a population's scheduler, and the faults of their file in one line each."""
+    """Returns the decisions of a population's scheduler, and the faults of their file in one line each."""
     path = directory / "population.json"
     stopped: dict[str, int] = {}
     sources: dict[str, str] = {}
@@ -391,7 +369,7 @@ def _is_number(value: Any) -> bool:
 
 
 def read_csv(path: Path) -> list[ReportedRun]:
-    """Return the runs of a CSV file: columns method, task, seed, step, value, optionally `updates`, `time_s`.
+    """Returns the runs of a CSV file: columns method, task, seed, step, value, optionally `updates`, `time_s`.
 
     A row is one measurement of the objective; rows of the same method, task and seed form a run, in the order of steps.
 
@@ -428,7 +406,7 @@ def read_csv(path: Path) -> list[ReportedRun]:
 
 
 def only_method(path: Path) -> str:
-    """Return the only method of a CSV file. Raises InputError: the file has several."""
+    """Returns the only method of a CSV file. Raises InputError: the file has several."""
     found = list(dict.fromkeys(run.method for run in read_csv(path)))
     if len(found) > 1:
         raise InputError(
@@ -439,7 +417,7 @@ def only_method(path: Path) -> str:
 
 
 def _measured(line: Mapping[str, str]) -> Iterator[tuple[str, float]]:
-    """Yield the numbers of a line under the names of rows. Raises ValueError: a number is missing or not finite."""
+    """Yields the numbers of a line under the names of rows. Raises ValueError: a number is missing or not finite."""
     for name, column in (("env_steps", "step"), (_VALUE, _VALUE), ("updates", "updates"), ("time_s", "time_s")):
         if column in CSV_COLUMNS or line.get(column):
             number = float(line[column])

@@ -32,7 +32,7 @@ class Estimate(NamedTuple):
 
 
 def by_task(scores: Scores) -> list[np.ndarray]:
-    """Return `Scores` of either form as K arrays f64 [..., n_k].
+    """Returns `Scores` of either form as K arrays f64 [..., n_k].
 
     Raises:
       ValueError: no task, or a task without runs.
@@ -48,7 +48,7 @@ def by_task(scores: Scores) -> list[np.ndarray]:
 
 
 def interquartile_mean(scores: Scores) -> np.ndarray:
-    """Return the mean of the middle half of all scores, over all tasks [...].
+    """Returns the mean of the middle half of all scores, over all tasks [...].
 
     With equal numbers of runs it is `scipy.stats.trim_mean(scores, 0.25, axis=None)`, as rliable's `aggregate_iqm`:
     int(0.25 N K) scores are cut at either end. Otherwise scores have weight 1 / n_k, and a quarter of the weight is
@@ -68,17 +68,17 @@ def interquartile_mean(scores: Scores) -> np.ndarray:
 
 
 def mean(scores: Scores) -> np.ndarray:
-    """Return the mean over tasks of the mean over runs [...], as rliable's `aggregate_mean`."""
+    """Returns the mean over tasks of the mean over runs [...], as rliable's `aggregate_mean`."""
     return _of_tasks(np.mean, scores).mean(-1)
 
 
 def median(scores: Scores) -> np.ndarray:
-    """Return the median over tasks of the mean over runs [...], as rliable's `aggregate_median`."""
+    """Returns the median over tasks of the mean over runs [...], as rliable's `aggregate_median`."""
     return np.median(_of_tasks(np.mean, scores), axis=-1)
 
 
 def median_run(scores: Scores) -> np.ndarray:
-    """Return the mean over tasks of the median over runs [...]; with one task, the median of its runs."""
+    """Returns the mean over tasks of the median over runs [...]; with one task, the median of its runs."""
     return _of_tasks(np.median, scores).mean(-1)
 
 
@@ -87,7 +87,7 @@ def _of_tasks(measure: Callable[..., Any], scores: Scores) -> np.ndarray:
 
 
 def optimality_gap(scores: Scores, gamma: float = 1.0) -> np.ndarray:
-    """Return the mean shortfall of scores from `gamma` [...]; scores above it count as `gamma`.
+    """Returns the mean shortfall of scores from `gamma` [...]; scores above it count as `gamma`.
 
     As rliable's `aggregate_optimality_gap`: gamma - mean(min(score, gamma)). It needs normalised scores, so that
     `gamma` means the same on all tasks.
@@ -96,7 +96,7 @@ def optimality_gap(scores: Scores, gamma: float = 1.0) -> np.ndarray:
 
 
 def performance_profile(scores: Scores, thresholds: np.ndarray) -> np.ndarray:
-    """Return the share of runs whose score is above each threshold [T, ...], averaged over tasks.
+    """Returns the share of runs whose score is above each threshold [T, ...], averaged over tasks.
 
     As rliable's `run_score_deviation` (arXiv:2108.13264, eq. 1).
     """
@@ -105,7 +105,7 @@ def performance_profile(scores: Scores, thresholds: np.ndarray) -> np.ndarray:
 
 
 def probability_of_improvement(ours: Scores, theirs: Scores) -> np.ndarray:
-    """Return the probability that a run of `ours` beats one of `theirs` [...], averaged over tasks.
+    """Returns the probability that a run of `ours` beats one of `theirs` [...], averaged over tasks.
 
     A tie counts half. Per task it is the Mann-Whitney U statistic over n * m, as rliable's
     `probability_of_improvement`.
@@ -124,7 +124,7 @@ def probability_of_improvement(ours: Scores, theirs: Scores) -> np.ndarray:
 
 
 def bootstrap(statistic: Statistic, *samples: Scores, replicates: int = REPLICATES, seed: int = 0) -> np.ndarray:
-    """Return a statistic of resampled scores, drawn with replacement among the runs of each task: [..., replicates].
+    """Returns a statistic of resampled scores, drawn with replacement among the runs of each task: [..., replicates].
 
     This is the stratified bootstrap of arXiv:2108.13264, section 4.1. The draws depend only on `seed` and shapes.
 
@@ -150,7 +150,7 @@ def bootstrap(statistic: Statistic, *samples: Scores, replicates: int = REPLICAT
 
 
 def estimate(statistic: Statistic, *samples: Scores, replicates: int = REPLICATES, seed: int = 0) -> Estimate:
-    """Return a statistic with the 95 % percentile interval of its bootstrap; arguments as `bootstrap`.
+    """Returns a statistic with the 95 % percentile interval of its bootstrap; arguments as `bootstrap`.
 
     If a task has a single run, the interval is NaN. With few runs it is too narrow: on normal data of one task it holds
     the true mean in 75 % of cases with 3 runs, in 84 % with 5 and in 90 % with 10.
@@ -171,7 +171,7 @@ def efficiency(
     replicates: int = CURVE_REPLICATES,
     seed: int = 0,
 ) -> tuple[np.ndarray, Estimate] | None:
-    """Return an axis [points] and the interquartile mean of runs over it, with an interval per point.
+    """Returns an axis [points] and the interquartile mean of runs over it, with an interval per point.
 
     Curves are linear between two points (see `jrl.metrics.plots.interpolate`). The axis ends with the shortest run. All
     points of a run are resampled together. None: the runs have no common range.
@@ -192,20 +192,20 @@ def efficiency(
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
-    """Return the ranks 1 .. N of values [N]; equal values share their mean rank."""
+    """Returns the ranks 1 .. N of values [N]; equal values share their mean rank."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
 
 
 def rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
-    """Return Spearman's rank correlation of x and y [N], in [-1, 1]; NaN: one is constant."""
+    """Returns Spearman's rank correlation of x and y [N], in [-1, 1]; NaN: one is constant."""
     first, second = (r - r.mean() for r in (ranks(x), ranks(y)))
     norm = np.sqrt((first**2).sum() * (second**2).sum())
     return float((first * second).sum() / norm) if norm else float("nan")
 
 
 def rank_share(groups: Sequence[object], y: np.ndarray) -> float:
-    """Return the share of the rank variance of y [N] between groups, in [0, 1]; NaN: y is constant.
+    """Returns the share of the rank variance of y [N] between groups, in [0, 1]; NaN: y is constant.
 
     This is the Kruskal-Wallis H statistic over N - 1, for choices without an order, such as names.
     """

@@ -11,7 +11,7 @@ MOST_COLUMNS = 6  # maximum number of methods as columns; with more, each method
 
 
 def to_markdown(said: Mapping[str, Any], picture: str | None = None) -> str:
-    """Return the report as Markdown; `picture` is the file name of the learning curves."""
+    """Returns the report as Markdown; `picture` is the file name of the learning curves."""
     commands = [origin["commands"] for origin in said["provenance"]]
     said = _safe(said)
     count = f"{counted(len(said['runs']), 'run')} of {counted(len(said['methods']), 'method')}"
@@ -45,12 +45,12 @@ def to_markdown(said: Mapping[str, Any], picture: str | None = None) -> str:
 
 
 def to_json(said: Mapping[str, Any]) -> str:
-    """Return the report as JSON; non-finite numbers are null."""
+    """Returns the report as JSON; non-finite numbers are null."""
     return json.dumps(said, indent=1, allow_nan=False) + "\n"
 
 
 def _safe(value: Any) -> Any:
-    """Return the content with all texts escaped for Markdown: no tags, links or images."""
+    """Returns the content with all texts escaped for Markdown: no tags, links or images."""
     if isinstance(value, Mapping):
         return {_safe(key): _safe(x) for key, x in value.items()}
     if isinstance(value, list):
@@ -59,7 +59,7 @@ def _safe(value: Any) -> Any:
 
 
 def escape(text: str) -> str:
-    r"""Return a text in one line, escaped for Markdown; underscores inside a word such as env_steps stay.
+    r"""Returns a text in one line, escaped for Markdown; underscores inside a word such as env_steps stay.
 
     >>> escape("![x](http://y) <b>"), escape("algo.lr=0.1, env_steps"), escape("# _a_")
     ('!\\[x\\](http://y) &lt;b&gt;', 'algo.lr=0.1, env_steps', '\\# \\_a\\_')
@@ -70,13 +70,13 @@ def escape(text: str) -> str:
 
 
 def format_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a Markdown table; bars in cells are escaped."""
+    """Returns a Markdown table; bars in cells are escaped."""
     line = lambda cells: "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
     return "\n".join([line(header), line(["---"] * len(header)), *map(line, rows)])
 
 
 def format_number(value: float | None) -> str:
-    """Return a number with four digits; a dash for None.
+    """Returns a number with four digits; a dash for None.
 
     >>> [format_number(x) for x in (475.0, 0.123456, 1234567.0, -0.00012, None)]
     ['475', '0.1235', '1,234,567', '-0.00012', '-']
@@ -87,7 +87,7 @@ def format_number(value: float | None) -> str:
 
 
 def format_interval(found: Mapping[str, Any]) -> str:
-    """Return a value with its interval.
+    """Returns a value with its interval.
 
     >>> format_interval({"value": 0.5, "low": 0.25, "high": 0.75})
     '0.5 [0.25, 0.75]'
@@ -172,7 +172,7 @@ def _provenance(said: Mapping[str, Any], commands: Sequence[Mapping[str, Sequenc
 
 
 def facts(origin: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield name and text of each fact about the origin of runs; a text may be empty."""
+    """Yields name and text of each fact about the origin of runs; a text may be empty."""
     git, cpu = origin.get("git") or {}, origin.get("cpu") or {}
     changed = " with changes that are in no commit" * bool(git.get("dirty"))
     yield "commit", f"{git['commit']}{changed}" if git.get("commit") else ""

@@ -1,6 +1,7 @@
 """Source of rollouts from clients' episodes."""
 
 import dataclasses
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl.envs.client_spaces import ClientEnv
-from jrl.host import gc_pauses
 from jrl.host.interruption import Interrupted
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
@@ -73,10 +73,9 @@ class ClientSource(FromHost):
         if self._calls == 1:
             if self._interrupted():  # before the programs of all sizes compile
                 raise Interrupted
-            gc_pauses.pause_gc()
             self._begin()
         elif self._calls == _COMPILED:
-            gc_pauses.freeze_objects()
+            gc.freeze()  # compiled programs: a full collection would stop all requests for 0.1 s
         batch = self._wait_for_rows()
         self._version += 1
         restarted, total, steps = batch.dropped
@@ -144,7 +143,7 @@ class ClientSource(FromHost):
     def close(self) -> None:
         self._server.close()
         super().close()
-        gc_pauses.unfreeze_objects()
+        gc.unfreeze()
 
 
 def _add_dropped_rows(columns: Any, restarted: Any, total: Any, steps: Any) -> Any:

@@ -1,5 +1,6 @@
 """Trained policies behind HTTP: `python -m jrl.serve RUN --no-learn`."""
 
+import gc
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from jrl.config import multi_agent
 from jrl.config.external import ExternalConfig
 from jrl.envs import history
 from jrl.errors import InputError
-from jrl.host import gc_pauses, interruption
+from jrl.host import interruption
 from jrl.play import actor
 from jrl.play.actor import Actor
 from jrl.run.store import checkpoint
@@ -51,9 +52,8 @@ def serve(
         raise
     server = Server(EpisodeTable(None, 0, cfg.max_clients * cfg.max_batch), address)
     try:
-        gc_pauses.pause_gc()
         inferences = {name: _add_policy(server, name, loaded, cfg) for name, loaded in actors.items()}
-        gc_pauses.freeze_objects()
+        gc.freeze()  # compiled programs: a full collection would stop all requests for 0.1 s
         server.http.open()
         print("clients:", address.url, flush=True)
         next_poll = time.monotonic()
@@ -72,7 +72,7 @@ def serve(
                     raise inference.failure
     finally:
         server.close()
-        gc_pauses.unfreeze_objects()
+        gc.unfreeze()
 
 
 def list_policies(runs: Mapping[str, str], best: bool | None) -> dict[str, tuple[str, str | None]]:

@@ -18,7 +18,7 @@ _MAX_PROCESSES = 1000
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line, without importing jax."""
+    """Returns the parser of the command line, without importing jax."""
     p = command.parser("sweep", f"Train with many hyper-parameters side by side. A space: {space.KINDS}.")
     p.add_argument("config", nargs="?", help="YAML file, or a name that `jrl config list` prints")
     p.add_argument(
@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return the exit status: that of `jrl.sweep.train.train`, or 2 for bad input."""
+    """Returns the exit status: that of `jrl.sweep.train.train`, or 2 for bad input."""
     args = parser().parse_args(argv)
     with output.record_output() as transcript:
         try:
@@ -72,7 +72,7 @@ def _sweep(args: argparse.Namespace, transcript: output.Transcript) -> int:
     runtime.apply(cfg.runtime)
     name = f"sweep_{config.algo_name(cfg)}"
     directory = Path(cfg.run.out) if cfg.run.out else files.make_numbered(Path("runs") / name)
-    record = members.Record([], dict(schema.plain(plan.settings)), [], [])
+    record = members.Record(directory, [], dict(schema.plain(plan.settings)))
     return train.train(cfg, directory, record, transcript, processes=args.processes)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from jrl import config
 from jrl.errors import counted
 from jrl.host import files, interruption
-from jrl.sweep.members import EndLog, MemberSpec, is_complete, read_steps
+from jrl.sweep.members import MemberSpec, Record, is_complete, read_steps
 
 _POLL_S = 0.2  # time between two checks of the processes
 _CLOCK_TOLERANCE_S = 1.0  # maximum lag of the file system's clock
@@ -20,29 +20,27 @@ _CONFIGS = "configs"
 
 def train_processes(
     members: Sequence[MemberSpec],
-    directory: Path,
+    record: Record,
     processes: int,
     interrupted: interruption.Signals,
-    end_log: EndLog,
     pause: float = math.inf,
 ) -> dict[str, str]:
-    """Train each member by `python -m jrl.train`; members with a checkpoint resume.
+    """Trains each member by `python -m jrl.train`; members with a checkpoint resume.
 
     `console.txt` in a member's directory holds the output of its process.
 
     Args:
       members: members to train.
-      directory: directory of the population.
+      record: record of the population, which gets the members that end.
       processes: number of processes at once.
       interrupted: signals that end the training.
-      end_log: record of members that ended.
       pause: environment steps at which members save a checkpoint and pause.
     Returns:
-      Member name -> reason, for members that ended: `ended`, `complete`, a reason from `end_log`, `not finite: PATH`,
+      Member name -> reason, for members that ended: `ended`, `complete`, a reason from the record, `not finite: PATH`,
       `failed: status N`, `interrupted`.
     """
     ended = {member.name: "complete" for member in members if is_complete(member)}
-    ended |= {member.name: why for member in members if (why := end_log.find_reason(member))}
+    ended |= {member.name: why for member in members if (why := record.find_end_reason(member))}
     paused = {member.name for member in members if member.name not in ended and read_steps(member) >= pause}
     waiting = [member for member in members if member.name not in ended and member.name not in paused]
     running, by_name = dict[str, subprocess.Popen](), {member.name: member for member in members}
@@ -53,7 +51,7 @@ def train_processes(
             while waiting and len(running) < processes and not interrupted:
                 member = waiting.pop(0)
                 start_times[member.name] = time.time()
-                running[member.name] = _start_process(member, directory, pause)
+                running[member.name] = _start_process(member, record.directory, pause)
             for name, process in list(running.items()):
                 if process.poll() is None:
                     continue
@@ -61,14 +59,14 @@ def train_processes(
                 member = by_name[name]
                 if process.returncode and (bundle := _find_nonfinite_bundle(member, start_times[name])):
                     ended[name] = f"{interruption.NOT_FINITE}: {bundle}"
-                    end_log.add(member, ended[name], read_steps(member))
+                    record.add_end(member, ended[name], read_steps(member))
                 elif process.returncode:
                     ended[name] = f"failed: status {process.returncode}"
                 elif not is_complete(member) and read_steps(member) >= pause:
                     paused.add(name)
                 else:
                     ended[name] = "ended"
-                    end_log.add(member, "ended", read_steps(member))
+                    record.add_end(member, "ended", read_steps(member))
                 outcome = ended.get(name, f"at {pause:,.0f} steps")
                 print(f"{name}: {outcome}  ({len(ended) + len(paused)} of {len(members)})", flush=True)
             if interrupted:

@@ -2,18 +2,20 @@
 
 import dataclasses
 import json
+import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jrl import config
 from jrl.config import RunConfig, Sizes
 from jrl.errors import InputError
-from jrl.host import files
+from jrl.host import files, interruption
 from jrl.report.runs import MEMBERS
 
 _RECORD_FILE = "population.json"
+FAILED = ("failed", interruption.NOT_FINITE)  # prefixes of a failed member's end reason
 
 
 class MemberSpec(NamedTuple):
@@ -32,7 +34,7 @@ class MemberSpec(NamedTuple):
 
 
 def build_members(cfg: RunConfig, directory: Path, values: Sequence[Mapping[str, Any]]) -> list[MemberSpec]:
-    """Build the members of a population.
+    """Builds the members of a population.
 
     Args:
       cfg: config that members share.
@@ -57,25 +59,20 @@ def _set_value(data: Mapping[str, Any], path: Sequence[str], value: Any) -> dict
     return {**data, first: _set_value(data.get(first) or {}, rest, value) if rest else value}
 
 
-class EndLog(NamedTuple):
-    """Functions that look up and record why members ended before their budget."""
-
-    find_reason: Callable[[MemberSpec], str | None]  # None: the member has not ended
-    add: Callable[[MemberSpec, str, int], None]  # member, reason, environment steps; called before the last checkpoint
-
-
-class Record(NamedTuple):
+@dataclasses.dataclass
+class Record:
     """Content of population.json, from which a population resumes."""
 
+    directory: Path  # directory of the population
     member_values: list[dict[str, Any]]  # initial values of each member by dotted key
-    sweep: dict[str, Any]  # settings of the sweep; {} for a population of seeds
-    rounds: list[int]  # number of members of each round of a sweep
-    decisions: list[dict[str, Any]]  # decisions of the scheduler, in order
+    sweep: dict[str, Any] = dataclasses.field(default_factory=dict)  # settings of the sweep; {}: only seeds differ
+    rounds: list[int] = dataclasses.field(default_factory=list)  # number of members of each round of a sweep
+    decisions: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # of the scheduler, in order
     # member -> {why, at, stop}: criterion or fault that ended the member, its steps then, all its criteria
-    ended: dict[str, dict[str, Any]] = {}  # noqa: RUF012  # never changed
+    ended: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
     def find_end_reason(self, member: MemberSpec) -> str | None:
-        """Return the criterion or fault that ended a member; None: the member trains on.
+        """Returns the criterion or fault that ended a member before its budget; None: the member trains on.
 
         The record is written before the last checkpoint. Without that checkpoint the member trains on, to the same end.
         """
@@ -84,24 +81,35 @@ class Record(NamedTuple):
             return None
         return str(end["why"])
 
-    def write(self, directory: Path) -> None:
-        """Replace population.json in `directory`."""
+    def add_end(self, member: MemberSpec, why: str, at: int) -> None:
+        """Records a criterion or fault that ended a member at `at` steps; a checkpoint itself shows a spent budget."""
+        if why.startswith(FAILED) or at < member.config.stop.get(Sizes(member.config).counts_by, math.inf):
+            self.update(ended={**self.ended, member.name: {"why": why, "at": at, "stop": dict(member.config.stop)}})
+
+    def update(self, **fields: Any) -> None:
+        """Sets fields, and replaces population.json."""
+        vars(self).update(fields)
+        self.write()
+
+    def write(self) -> None:
+        """Replaces population.json."""
         data = {"members": self.member_values, "sweep": self.sweep, "rounds": self.rounds, "decisions": self.decisions}
         data |= {"ended": dict(sorted(self.ended.items()))}
-        files.replace(directory / _RECORD_FILE, json.dumps(data, indent=1) + "\n")
+        files.replace(self.directory / _RECORD_FILE, json.dumps(data, indent=1) + "\n")
 
 
-def create_directory(cfg: RunConfig, directory: Path, record: Record) -> None:
-    """Create the directory of a new population. Raises InputError: the directory holds a run."""
+def create_directory(cfg: RunConfig, record: Record) -> None:
+    """Creates the directory of a new population. Raises InputError: the directory holds a run."""
+    directory = record.directory
     if (directory / "config.yaml").exists():
         raise InputError(f"run.out: {directory} holds a run already: add --resume, or choose another --out")
     directory.mkdir(parents=True, exist_ok=True)
     config.write(dataclasses.replace(cfg, run=dataclasses.replace(cfg.run, out=str(directory))), directory)
-    record.write(directory)
+    record.write()
 
 
 def read_steps(member: MemberSpec) -> int:
-    """Return the environment steps of a member's latest checkpoint; 0: no checkpoint. Raises InputError: unreadable."""
+    """Returns the environment steps of a member's latest checkpoint; 0: none. Raises InputError: unreadable."""
     from jrl.run.store import checkpoint
 
     if not checkpoint.exists(member.directory):
@@ -110,32 +118,33 @@ def read_steps(member: MemberSpec) -> int:
 
 
 def is_complete(member: MemberSpec) -> bool:
-    """Return whether a member has spent its budget. Raises InputError: its checkpoint cannot be read."""
+    """Returns whether a member has spent its budget. Raises InputError: its checkpoint cannot be read."""
     return read_steps(member) >= member.config.stop[Sizes(member.config).counts_by]
 
 
 def is_population(directory: Path) -> bool:
-    """Return whether `directory` is the directory of a population."""
+    """Returns whether `directory` is the directory of a population."""
     return (directory / _RECORD_FILE).is_file()
 
 
 def read_record(directory: Path) -> Record:
-    """Read population.json. Raises InputError: missing or damaged."""
+    """Reads population.json. Raises InputError: missing or damaged."""
     path = directory / _RECORD_FILE
     try:
         data = json.loads(path.read_text())
-        record = Record(data["members"], data.get("sweep", {}), data.get("rounds", []), data.get("decisions", []))
-        record = record._replace(ended=data.get("ended", {}))
+        more = {name: data[name] for name in ("sweep", "rounds", "decisions", "ended") if name in data}
+        record = Record(directory, data["members"], **more)
         mappings = [*record.member_values, *record.decisions, record.sweep, record.ended, *record.ended.values()]
         if not (isinstance(record.member_values, list) and all(isinstance(part, dict) for part in mappings)):
             raise ValueError("expected a list of members")
-        return record._replace(rounds=record.rounds or [len(record.member_values)])
+        record.rounds = record.rounds or [len(record.member_values)]
+        return record
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise InputError(f"--resume: {path} cannot be read ({e}): start the population in another --out") from e
 
 
 def copy_checkpoint(source: MemberSpec, target: MemberSpec) -> None:
-    """Replace a member's checkpoints by the latest checkpoint of another member. Repeating the call is harmless.
+    """Replaces a member's checkpoints by the latest checkpoint of another member. Repeating the call is harmless.
 
     Raises:
       InputError: the source has no checkpoint.

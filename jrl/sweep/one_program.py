@@ -5,7 +5,6 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from jrl.host import interruption, output
 from jrl.run import build, build_population, run_directory, runner
 from jrl.run.session import Session
 from jrl.run.store import checkpoint, resume
-from jrl.sweep.members import EndLog, MemberSpec, is_complete
+from jrl.sweep.members import MemberSpec, Record, is_complete
 
 
 class DoNotFit(InputError):
@@ -36,8 +35,8 @@ class MemberRun(runner.Member):
       notes: lines of text about the resume.
     """
 
-    def __init__(self, member: MemberSpec, parts: build.Run, watchdog: interruption.Watchdog, end_log: EndLog):
-        self.member, self._end_log = member, end_log
+    def __init__(self, member: MemberSpec, parts: build.Run, watchdog: interruption.Watchdog, record: Record):
+        self.member, self._record = member, record
         self.saved = checkpoint.locate(member.directory) if checkpoint.exists(member.directory) else None
         self._meta = checkpoint.read_meta(self.saved, resumable=True) if self.saved else None
         cfg, self.notes = member.config, list[str]()
@@ -45,13 +44,13 @@ class MemberRun(runner.Member):
             cfg, lines = resume.drop_met_criteria(self._meta, member.config, is_requested=False)
             self.notes = [] if cfg is member.config else lines
         session = Session(cfg, directory=member.directory, run=parts)
-        super().__init__(session, member.directory, watchdog, lambda why, at: end_log.add(self.member, why, at))
+        super().__init__(session, member.directory, watchdog, lambda why, at: record.add_end(self.member, why, at))
 
     def start(self, stack: contextlib.ExitStack, writer: concurrent.futures.ThreadPoolExecutor) -> None:
-        """Start the run, or resume it from the latest checkpoint. Its files are open until `stack` ends."""
+        """Starts the run, or resumes it from the latest checkpoint. Its files are open until `stack` ends."""
         meta = self._meta
         stack.enter_context(self.session)
-        self.ended = self._end_log.find_reason(self.member) or ("complete" if is_complete(self.member) else None)
+        self.ended = self._record.find_end_reason(self.member) or ("complete" if is_complete(self.member) else None)
         if self.ended:
             self.ended_at = meta["iteration"] if meta else 0
             return
@@ -60,7 +59,7 @@ class MemberRun(runner.Member):
         self.open(stack, self.session.reporter.row_steps if meta else 0, extra=self.member.row_extras)
 
     def copy_from(self, source: "MemberRun", member: MemberSpec) -> None:
-        """Continue from the state of another member with the config of `member`, as from a copied checkpoint."""
+        """Continues from the state of another member with the config of `member`, as from a copied checkpoint."""
         self.member = member
         self.session.go_on_as(source.session, member.config)
         self.open_rows(self.session.reporter.row_steps, member.row_extras)
@@ -71,7 +70,7 @@ class OneProgram:
 
     Args:
       members: members whose configs `build_population.grouped` puts into one group.
-      directory, transcript, interrupted, end_log, later_configs: see `trainer.Trainer`.
+      record, transcript, interrupted, later_configs: see `trainer.Trainer`.
     Attributes:
       runs: run of each member by name.
     Raises:
@@ -82,10 +81,9 @@ class OneProgram:
     def __init__(
         self,
         members: Sequence[MemberSpec],
-        directory: Path,
+        record: Record,
         transcript: output.Transcript,
         interrupted: interruption.Signals,
-        end_log: EndLog,
         later_configs: Sequence[RunConfig] = (),
     ):
         cfg = members[0].config
@@ -98,7 +96,7 @@ class OneProgram:
             if fit is not None and fit < len(members):
                 raise DoNotFit(fit)
             watchdog = stack.enter_context(interruption.Watchdog(cfg.run.stall_seconds))
-            runs = [MemberRun(member, own, watchdog, end_log) for member, own in zip(members, parts, strict=True)]
+            runs = [MemberRun(member, own, watchdog, record) for member, own in zip(members, parts, strict=True)]
             self.runs = {run.member.name: run for run in runs}
             for run in runs[1:]:
                 run.session.schedule.evaluations.share_environments(runs[0].session.schedule.evaluations)
@@ -107,17 +105,17 @@ class OneProgram:
             stack.callback(writer.shutdown)
             for run in runs:
                 run.start(stack, writer)
-            show = MeanRow(runs, run_directory.displays(stack, directory, transcript, cfg.stop))
+            show = MeanRow(runs, run_directory.displays(stack, record.directory, transcript, cfg.stop))
             self._runner = runner.Runner(runs, watchdog, interrupted, self._population, show)
             self.close = stack.pop_all().close
 
     def train_until(self, pause: float = math.inf) -> dict[str, str]:
-        """Train all members to `pause` environment steps; return the end reason of each member that ended, by name."""
+        """Trains all members to `pause` environment steps; returns the end reason of each ended member by name."""
         self._runner.run(pause)
         return {name: run.ended for name, run in self.runs.items() if run.ended is not None}
 
     def stop(self, reasons: Mapping[str, str]) -> None:
-        """End the paused members in `reasons` (end reason by name); the others continue in a smaller program."""
+        """Ends the paused members in `reasons` (end reason by name); the others continue in a smaller program."""
         for name, run in self.runs.items():
             if run.ended is None and name in reasons:
                 run.ended, run.ended_at = reasons[name], run.session.iteration
@@ -125,7 +123,7 @@ class OneProgram:
             self._population.keep_alone(left)
 
     def copy_members(self, sources: Mapping[str, str], members: Sequence[MemberSpec]) -> None:
-        """Continue paused members from the states of other members, as `trainer.Trainer.copy_members`.
+        """Continues paused members from the states of other members, as `trainer.Trainer.copy_members`.
 
         `members`: all members after the copy.
         """
@@ -165,7 +163,6 @@ class MeanRow:
 
 
 def _describe_population(runs: Sequence[MemberRun], fit: int | None) -> list[str]:
-    """Return the first printed lines of a population. `fit`: members that fit the memory; None: unknown."""
     keys = sorted({key for run in runs for key in run.member.values})
     lines = list(run_directory.introduction(runs[0].session))
     resumed = sum(run.saved is not None for run in runs)

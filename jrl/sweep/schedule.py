@@ -33,7 +33,7 @@ class Asha:
     first: Steps | None = None  # steps to the first rung; null: chosen so that about one point passes the last rung
 
     def list_pauses(self, budget: int, points: int, least: int) -> list[int]:
-        """Return the environment steps of each rung, without the end.
+        """Returns the environment steps of each rung, without the end.
 
         Args:
           budget: steps of a member that is never stopped.
@@ -56,7 +56,7 @@ class Asha:
         return rungs
 
     def decide(self, members: Mapping[str, Mapping[str, Any]], scores: Scores) -> dict[str, Any]:
-        """Return {"stopped": names}. All seeds of a point continue or stop together.
+        """Returns {"stopped": names}. All seeds of a point continue or stop together.
 
         Args:
           members: name -> values of each paused member.
@@ -82,7 +82,7 @@ class Pbt:
     burn_in: Annotated[int, Interval(ge=0)] = 0  # steps before the first replacement
 
     def list_pauses(self, budget: int, points: int, least: int) -> list[int]:
-        """Return the environment steps at which members are compared; arguments and errors as `Asha.list_pauses`."""
+        """Returns the environment steps at which members are compared; arguments and errors as `Asha.list_pauses`."""
         interval = self.interval or max(least, budget // 20)
         if interval < least:
             raise InputError(
@@ -93,7 +93,7 @@ class Pbt:
     def decide(
         self, members: Mapping[str, Mapping[str, Any]], scores: Scores, spaces: Mapping[str, Space], seed: Sequence[int]
     ) -> dict[str, Any]:
-        """Return {"copies": [{member, source, changed}]}; `changed` holds the member's next values.
+        """Returns {"copies": [{member, source, changed}]}; `changed` holds the member's next values.
 
         Args:
           members: name -> current values of each paused member.
@@ -124,7 +124,7 @@ _SCHEDULERS: dict[str, type] = {"asha": Asha, "pbt": Pbt}
 
 
 def parse_scheduler(text: str) -> Scheduler | None:
-    """Parse a scheduler such as `asha` or `pbt(interval=20000, burn_in=1e5)`; None for `none`. Raises InputError."""
+    """Parses a scheduler such as `asha` or `pbt(interval=20000, burn_in=1e5)`; None for `none`. Raises InputError."""
     name, bracket, inside = text.strip().partition("(")
     name = name.strip()
     if name == "none" and not bracket:
@@ -146,5 +146,5 @@ def parse_scheduler(text: str) -> Scheduler | None:
 
 
 def format_point(values: Mapping[str, Any]) -> str:
-    """Return a member's values as typed, without the seed; members of the same point have the same text."""
+    """Returns a member's values as typed, without the seed; members of the same point have the same text."""
     return ", ".join(f"{key}={schema.flow(value)}" for key, value in values.items() if key != "run.seed")

@@ -11,7 +11,7 @@ from jrl.sweep.space import Space
 
 
 def check_installed(plan: SweepPlan) -> None:
-    """Raise InputError if the search needs a package that is not installed."""
+    """Raises InputError if the search needs a package that is not installed."""
     kind = plan.settings.search
     if plan.settings.samples is None or kind not in OPTUNA_SEARCHES:
         return
@@ -26,7 +26,7 @@ def check_installed(plan: SweepPlan) -> None:
 
 
 def list_round_sizes(plan: SweepPlan) -> list[int]:
-    """Return the number of points of each round. Only Optuna's searches have several rounds."""
+    """Returns the number of points of each round. Only Optuna's searches have several rounds."""
     settings = plan.settings
     if settings.samples is None:
         return [len(space.build_grid(plan.spaces))]
@@ -39,7 +39,7 @@ def list_round_sizes(plan: SweepPlan) -> list[int]:
 def propose_points(
     plan: SweepPlan, count: int, *, seed: int, number: int, tried: Sequence[tuple[Mapping[str, Any], float]]
 ) -> list[dict[str, Any]]:
-    """Return the points of a round. The same seed and scores give the same points.
+    """Returns the points of a round. The same seed and scores give the same points.
 
     Args:
       plan: plan of the sweep.
@@ -63,7 +63,7 @@ def _ask_optuna(
     seed: Sequence[int],
     tried: Sequence[tuple[Mapping[str, Any], float]],
 ) -> list[dict[str, Any]]:
-    """Return proposals of Optuna, which sees shares in [0, 1]: `Space` converts them to values."""
+    """Returns proposals of Optuna, which sees shares in [0, 1]: `Space` converts them to values."""
     import numpy as np
     import optuna
     from optuna.distributions import CategoricalDistribution, FloatDistribution

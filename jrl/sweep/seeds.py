@@ -13,7 +13,7 @@ _MAX_RUNS = 1000  # maximum seeds or processes of a population
 
 
 def train_seeds(args: argparse.Namespace, cfg: RunConfig, name: str, transcript: output.Transcript) -> int | None:
-    """Train or resume the population that a command line of jrl.train describes.
+    """Trains or resume the population that a command line of jrl.train describes.
 
     Args:
       args: parsed command line.
@@ -35,12 +35,12 @@ def train_seeds(args: argparse.Namespace, cfg: RunConfig, name: str, transcript:
     from jrl.sweep import train as population
 
     directory = Path(cfg.run.out) if cfg.run.out else files.make_numbered(Path("runs") / name)
-    record = members.Record(values, {}, [len(values)], []) if values else None
+    record = members.Record(directory, values, rounds=[len(values)]) if values else None
     return population.train(cfg, directory, record, transcript, processes=args.processes)
 
 
 def _build_member_values(args: argparse.Namespace, cfg: RunConfig) -> list[dict[str, Any]] | None:
-    """Return the values of each member; []: a population resumes; None: a single run."""
+    """Returns the values of each member; []: a population resumes; None: a single run."""
     resumed = cfg.run.out if args.resume == "auto" else args.resume
     if resumed and members.is_population(Path(resumed)):
         if args.seeds:

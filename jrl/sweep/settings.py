@@ -79,7 +79,7 @@ class SweepPlan:
             raise InputError(*errors)
 
     def find_objective(self, cfg: RunConfig) -> str:
-        """Return the key of result rows that scores a member. Raises InputError: no row can have it."""
+        """Returns the key of result rows that scores a member. Raises InputError: no row can have it."""
         if (objective := self.settings.objective) is not None:
             if fault := checks.metric_fault(cfg, "--objective", objective):
                 raise InputError(fault)
@@ -87,7 +87,7 @@ class SweepPlan:
         return "evaluation/return" if checks.evaluates(cfg) else "episode/return"
 
     def list_pauses(self, cfg: RunConfig, points: int) -> list[int]:
-        """Return the environment steps at which the scheduler compares `points` points.
+        """Returns the environment steps at which the scheduler compares `points` points.
 
         Raises InputError: members have no score at the scheduler's steps.
         """
@@ -106,7 +106,7 @@ class SweepPlan:
 def read_settings(
     data: Mapping[str, Any], options: Mapping[str, Any], overrides: Sequence[str]
 ) -> tuple[SweepPlan, dict, list[str]]:
-    """Separate a sweep's settings from the config of its runs.
+    """Separates a sweep's settings from the config of its runs.
 
     Args:
       data: content of a YAML file, with or without a section `sweep`.
@@ -151,7 +151,7 @@ def read_settings(
 
 
 def read_stored_plan(data: Mapping[str, Any]) -> SweepPlan:
-    """Return the plan whose settings population.json holds. Raises InputError: incomplete settings."""
+    """Returns the plan whose settings population.json holds. Raises InputError: incomplete settings."""
     problems: list[schema.Problem] = []
     settings = schema.build(SweepConfig, data, problems)
     if problems:
@@ -160,7 +160,7 @@ def read_stored_plan(data: Mapping[str, Any]) -> SweepPlan:
 
 
 def check_spaces(cfg: RunConfig, sweep_plan: SweepPlan) -> None:
-    """Raise InputError if the grid is too large, or if the config lacks a space's key or refuses its values."""
+    """Raises InputError if the grid is too large, or if the config lacks a space's key or refuses its values."""
     if sweep_plan.settings.samples is None:
         build_grid(sweep_plan.spaces)
     data, errors = config.to_dict(cfg), dict[str, None]()

@@ -39,7 +39,7 @@ class Space(NamedTuple):
     num: int | None = None  # number of values in a grid; None: not given
 
     def to_value(self, share: float) -> Any:
-        """Return the value at a share in [0, 1), which is uniform on the kind's scale."""
+        """Returns the value at a share in [0, 1), which is uniform on the kind's scale."""
         if self.kind == "choice":
             return self.values[min(int(share * len(self.values)), len(self.values) - 1)]
         if self.kind in ("int", "pow2"):
@@ -54,7 +54,7 @@ class Space(NamedTuple):
         return are_numbers and self.kind not in ("int", "pow2")
 
     def to_share(self, value: Any) -> float:
-        """Return the share in [0, 1] of a value, the inverse of `to_value`."""
+        """Returns the share in [0, 1] of a value, the inverse of `to_value`."""
         if self.kind == "choice":
             return (self.values.index(value) + 0.5) / len(self.values)
         offset = _to_scale(self.kind, value) - self.low
@@ -63,7 +63,7 @@ class Space(NamedTuple):
         return float(np.clip(offset / (self.high - self.low), 0.0, 1.0))
 
     def perturb(self, value: Any, factor: float) -> Any:
-        """Return `value` times `factor`, within the ends of the space.
+        """Returns `value` times `factor`, within the ends of the space.
 
         A `logit` space multiplies the odds. A choice or a power of two moves to the next value on that side.
         """
@@ -81,7 +81,7 @@ class Space(NamedTuple):
         return _from_scale(self.kind, float(np.clip(other, self.low, self.high)))
 
     def grid_values(self, key: str) -> list[Any]:
-        """Return the values of a grid over `key`. Raises InputError: the number of values is not given."""
+        """Returns the values of a grid over `key`. Raises InputError: the number of values is not given."""
         if self.kind == "choice":
             return list(self.values)
         if self.kind == "pow2":
@@ -108,7 +108,7 @@ def _check_grid_size(key: str, count: int) -> None:
 
 
 def parse_space(key: str, text: str) -> Space | None:
-    """Parse a space as typed for `key`; None: `text` is a plain value. Raises InputError: invalid space."""
+    """Parses a space as typed for `key`; None: `text` is a plain value. Raises InputError: invalid space."""
     match = _PATTERN.match(text)
     if match is None:
         call = re.match(r"\s*(\w+)\s*\(", text)
@@ -155,7 +155,7 @@ def _find_fault(kind: str, low: float, high: float) -> str:
 
 
 def _to_scale(kind: str, x: float) -> float:
-    """Return a value on the scale on which its space is uniform."""
+    """Returns a value on the scale on which its space is uniform."""
     scale = {"log": math.log, "pow2": math.log2, "logit": lambda p: math.log(p / (1 - p))}
     return float(scale.get(kind, float)(x))
 
@@ -171,14 +171,14 @@ def _from_scale(kind: str, x: float) -> float:
 
 
 def build_grid(spaces: Mapping[str, Space]) -> list[dict[str, Any]]:
-    """Return all combinations of values. Raises InputError: a space lacks its number of values, or too many points."""
+    """Returns all combinations of values. Raises InputError: a space lacks its number of values, or too many points."""
     values = [space.grid_values(key) for key, space in spaces.items()]
     _check_grid_size(", ".join(spaces), math.prod(map(len, values)))
     return [dict(zip(spaces, point, strict=True)) for point in itertools.product(*values)]
 
 
 def draw_points(spaces: Mapping[str, Space], count: int, *, sobol: bool, seed: int) -> list[dict[str, Any]]:
-    """Draw `count` points by `seed`, at random or from a scrambled Sobol sequence, which covers the space evenly."""
+    """Draws `count` points by `seed`, at random or from a scrambled Sobol sequence, which covers the space evenly."""
     if sobol:
         from scipy.stats import qmc
 
@@ -194,5 +194,5 @@ def draw_points(spaces: Mapping[str, Space], count: int, *, sobol: bool, seed: i
 
 
 def add_seeds(points: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """Return each point combined with each seed."""
+    """Returns each point combined with each seed."""
     return [{**point, "run.seed": seed} for point in points for seed in seeds]

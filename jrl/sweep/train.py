@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jrl.config import RunConfig, Sizes, checks
+from jrl.config import RunConfig, checks
 from jrl.errors import InputError, counted
 from jrl.host import files, interruption, output
 from jrl.metrics import loggers, progress
 from jrl.sweep import members as populations
 from jrl.sweep import schedule, search, summary
-from jrl.sweep.members import EndLog, MemberSpec, Record
+from jrl.sweep.members import FAILED, MemberSpec, Record
 from jrl.sweep.settings import SweepPlan, read_stored_plan
 from jrl.sweep.space import add_seeds
 from jrl.sweep.trainer import Trainer, check_pbt
@@ -26,7 +26,7 @@ def train(
     *,
     processes: int | None = None,
 ) -> int:
-    """Train the members of a population, and write `sweep.csv` and `best/` to its directory.
+    """Trains the members of a population, and writes `sweep.csv` and `best/` to its directory.
 
     Args:
       cfg: config that members share.
@@ -42,14 +42,13 @@ def train(
     with contextlib.ExitStack() as stack:
         stack.enter_context(files.lock_directory(directory))
         is_new, record = record is not None, record or populations.read_record(directory)
-        sweep = Sweep(cfg, directory, record)
+        sweep = Sweep(cfg, record)
         if is_new:
-            populations.create_directory(cfg, directory, sweep.record)
+            populations.create_directory(cfg, record)
         interrupted = stack.enter_context(interruption.watch_signals("saving all members after this call"))
         stack.enter_context(interruption.enable_stack_dumps())
-        end_log = EndLog(lambda member: sweep.record.find_end_reason(member), sweep.record_end)
         trainer = Trainer(
-            directory, transcript, interrupted, end_log, processes=processes,
+            record, transcript, interrupted, processes=processes,
             max_members=sweep.plan.settings.max_members if sweep.plan else None, later_configs=sweep.later_configs(),
         )  # fmt: skip
         stack.callback(trainer.close)
@@ -72,13 +71,12 @@ class Sweep:
       InputError: a config that cannot run.
     """
 
-    def __init__(self, cfg: RunConfig, directory: Path, record: Record):
-        self._cfg, self._directory = cfg, directory
+    def __init__(self, cfg: RunConfig, record: Record):
+        self._cfg, self.record = cfg, record
         self.plan: SweepPlan | None = read_stored_plan(record.sweep) if record.sweep else None
         self._scheduler = self.plan.scheduler if self.plan else None
         self.objective = self.plan.find_objective(cfg) if self.plan else None
         self._rounds = search.list_round_sizes(self.plan) if self.plan else [len(record.member_values)]
-        self.record = record
         if not record.member_values:
             self._add_round()
         # report invalid settings of every round before any directory exists
@@ -90,12 +88,12 @@ class Sweep:
     def _build_members(self) -> list[MemberSpec]:
         values = [dict(own) for own in self.record.member_values]
         if not isinstance(self._scheduler, schedule.Pbt):
-            return populations.build_members(self._cfg, self._directory, values)
+            return populations.build_members(self._cfg, self.record.directory, values)
         sources, copies = list(range(len(values))), [0] * len(values)
         for copy in (copy for decision in self.record.decisions for copy in decision["copies"]):
             i = int(copy["member"])
             values[i], sources[i], copies[i] = copy["changed"], int(copy["source"]), copies[i] + 1
-        members = populations.build_members(self._cfg, self._directory, values)
+        members = populations.build_members(self._cfg, self.record.directory, values)
         columns = ({f"pbt/{key}": value for key, value in own.items() if key != "run.seed"} for own in values)
         return [
             member._replace(row_extras={"pbt/source": source, "pbt/copies": count, **own})
@@ -103,11 +101,11 @@ class Sweep:
         ]
 
     def later_configs(self) -> list[RunConfig]:
-        """Return configs with the extreme values that a scheduler may give to members."""
+        """Returns configs with the extreme values that a scheduler may give to members."""
         if not isinstance(self._scheduler, schedule.Pbt) or self.plan is None:
             return []
         corners = [{key: space.to_value(share) for key, space in self.plan.spaces.items()} for share in (0.0, 1 - 1e-9)]
-        return [member.config for member in populations.build_members(self._cfg, self._directory, corners)]
+        return [member.config for member in populations.build_members(self._cfg, self.record.directory, corners)]
 
     def _add_round(self) -> None:
         assert self.plan is not None
@@ -124,24 +122,23 @@ class Sweep:
         values = add_seeds(points, [seed + i for i in range(settings.seeds)])
         if isinstance(self._scheduler, schedule.Pbt):  # else copies of a member would draw the same numbers
             values = [{**own, "run.seed": seed + i} for i, own in enumerate(values)]
-        self.record = self.record._replace(
-            member_values=[*self.record.member_values, *values], rounds=[*self.record.rounds, len(values)]
-        )
+        self.record.member_values += values
+        self.record.rounds.append(len(values))
 
     def _read_scores(self, members: Sequence[MemberSpec]) -> dict[str, float]:
-        """Return the last objective in each member's rows by name; NaN: no objective, or a failed member."""
+        """Returns the last objective in each member's rows by name; NaN: no objective, or a failed member."""
         assert self.objective is not None
         self.check_objective(members)
         scores = {}
         for member in members:
             rows = loggers.read_rows(member.directory / "result.jsonl")
             values = [row[self.objective] for row in rows if summary.is_finite_number(row.get(self.objective))]
-            is_failed = (self.record.find_end_reason(member) or "").startswith(summary.FAILED)
+            is_failed = (self.record.find_end_reason(member) or "").startswith(FAILED)
             scores[member.name] = float(values[-1]) if values and not is_failed else math.nan
         return scores
 
     def check_objective(self, members: Sequence[MemberSpec]) -> None:
-        """Raise InputError if members have rows, but no row has the objective of the settings."""
+        """Raises InputError if members have rows, but no row has the objective of the settings."""
         objective = self.plan.settings.objective if self.plan else None
         if objective is None:
             return
@@ -153,13 +150,13 @@ class Sweep:
     # ------------------------------------------------------------ training
 
     def train_rounds(self, trainer: Trainer, interrupted: interruption.Signals) -> dict[str, str]:
-        """Train all rounds to their ends, or resume them; return the end reason of each member by name."""
+        """Trains all rounds to their ends, or resumes them; returns the end reason of each member by name."""
         ended: dict[str, str] = {}
         for number in range(len(self._rounds)):
             if number == len(self.record.rounds):
                 self._add_round()
                 self.members = self._build_members()
-                self.record.write(self._directory)
+                self.record.write()
             first = sum(self.record.rounds[:number])
             members = range(first, first + self.record.rounds[number])
             if number + 1 == len(self.record.rounds):
@@ -173,7 +170,6 @@ class Sweep:
         return {**ended, **self._find_stopped()}
 
     def _find_stopped(self) -> dict[str, str]:
-        """Return the end reason of each member that the scheduler stopped, by name."""
         return {
             name: f"{summary.STOPPED} {decision['at']}"
             for decision in self.record.decisions
@@ -203,29 +199,16 @@ class Sweep:
             paused = [member for member in left if member.name not in ended]
             if pause < math.inf and paused:
                 current = [self.members[i] for i in indices]
-                failed = [member for member in current if ended.get(member.name, "").startswith(summary.FAILED)]
+                failed = [member for member in current if ended.get(member.name, "").startswith(FAILED)]
                 self._decide(trainer, paused, failed, self._find_finished(indices), number, int(pause))
         return ended
 
-    def record_end(self, member: MemberSpec, why: str, at: int) -> None:
-        """Record a member that ended by a criterion or a fault; the checkpoint itself shows a spent budget.
-
-        Args:
-          member: the member.
-          why: its end reason.
-          at: its environment steps.
-        """
-        if why.startswith(summary.FAILED) or at < member.config.stop.get(Sizes(member.config).counts_by, math.inf):
-            end = {"why": why, "at": at, "stop": dict(member.config.stop)}
-            self._update_record(ended={**self.record.ended, member.name: end})
-
     def _find_finished(self, indices: range) -> list[MemberSpec]:
-        """Return the members of a round that met a criterion and whose points were not stopped; they count at rungs."""
         if not isinstance(self._scheduler, schedule.Asha):  # PBT cannot copy an ended member
             return []
         stopped = self._find_stopped()
         stopped_points = {schedule.format_point(member.values) for member in self.members if member.name in stopped}
-        finished = {name for name, end in self.record.ended.items() if not end["why"].startswith(summary.FAILED)}
+        finished = {name for name, end in self.record.ended.items() if not end["why"].startswith(FAILED)}
         members = [self.members[i] for i in indices]
         return [m for m in members if m.name in finished and schedule.format_point(m.values) not in stopped_points]
 
@@ -233,7 +216,7 @@ class Sweep:
         self, trainer: Trainer, paused: Sequence[MemberSpec], failed: Sequence[MemberSpec],
         finished: Sequence[MemberSpec], number: int, at: int,
     ) -> None:  # fmt: skip
-        """Compare paused and finished members. The decision is written before it is applied."""
+        """Compares paused and finished members. The decision is written before it is applied."""
         assert self.plan is not None and self._scheduler is not None
         compared = sorted([*paused, *finished], key=lambda member: member.name)
         failed_points = {schedule.format_point(member.values) for member in failed}  # have no score
@@ -250,11 +233,11 @@ class Sweep:
         else:
             seed = [self._cfg.run.seed, number, at]
             decision |= {**self._scheduler.decide(values, scores, self.plan.spaces, seed), "applied": False}
-        self._update_record(decisions=[*self.record.decisions, decision])
+        self.record.update(decisions=[*self.record.decisions, decision])
         self._apply_decision(trainer, decision)
 
     def _warn_few_episodes(self, decision: Mapping[str, Any]) -> str:
-        """Return a warning if compared scores are means over few episodes, which depend on luck; "": no warning."""
+        """Returns a warning if compared scores are means over few episodes, which depend on luck; "": no warning."""
         assert self.objective is not None
         window, few = self._cfg.run.smoothing_episodes, []
         for member in self.members:
@@ -274,10 +257,6 @@ class Sweep:
             f"--scheduler to about {steps:,} steps"
         )
 
-    def _update_record(self, **fields: Any) -> None:
-        self.record = self.record._replace(**fields)
-        self.record.write(self._directory)
-
     def _apply_decision(self, trainer: Trainer, decision: dict[str, Any]) -> None:
         print(_format_decision(decision), flush=True)
         if warning := self._warn_few_episodes(decision):
@@ -288,7 +267,7 @@ class Sweep:
         before, self.members = self.members, self._build_members()
         sources = {copy["member"]: copy["source"] for copy in decision["copies"]}
         trainer.copy_members(sources, before, self.members)
-        self._update_record(decisions=[*self.record.decisions[:-1], {**decision, "applied": True}])
+        self.record.update(decisions=[*self.record.decisions[:-1], {**decision, "applied": True}])
 
 
 def _format_decision(decision: Mapping[str, Any]) -> str:

@@ -3,25 +3,24 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from jrl.config import RunConfig
-from jrl.errors import InputError
+from jrl.errors import InputError, counted, format_names
 from jrl.host import files, interruption, machine, output
-from jrl.sweep import plan_text
 from jrl.sweep.member_processes import train_processes
-from jrl.sweep.members import EndLog, MemberSpec, copy_checkpoint
+from jrl.sweep.members import MemberSpec, Record, copy_checkpoint
+
+Group = tuple[Sequence[MemberSpec], str]  # members, and why they cannot be one program; "": they can
 
 
 @dataclasses.dataclass
 class Trainer:
     """Trains members to their ends or to a pause. The caller closes it."""
 
-    directory: Path  # directory of the population
+    record: Record  # of the population
     transcript: output.Transcript  # transcript of the printed output
     interrupted: interruption.Signals
-    end_log: EndLog
     processes: int | None = None  # number of processes at once; None: one program, if possible
     max_members: int | None = None  # members in one program at once; None: as many as the memory holds
     later_configs: Sequence[RunConfig] = ()  # configs that members may get later
@@ -30,7 +29,7 @@ class Trainer:
     is_announced: bool = False  # the plan was printed
 
     def train_until(self, members: Sequence[MemberSpec], pause: float = math.inf) -> dict[str, str]:
-        """Train members to `pause` environment steps, program by program.
+        """Trains members to `pause` environment steps, program by program.
 
         With several programs, the members of each are read from their checkpoints at its turn.
 
@@ -49,11 +48,11 @@ class Trainer:
                 self.close()
             try:
                 if self.program is None:
-                    shared = self.directory, self.transcript, self.interrupted, self.end_log, self.later_configs
+                    shared = self.record, self.transcript, self.interrupted, self.later_configs
                     self.program = OneProgram(group, *shared)
                 ended |= self.program.train_until(pause)
             except build_population.NotOneProgram as e:
-                print(f"{plan_text.format_members(names)}: not vmapped: {e}")
+                print(f"{format_members(names)}: not vmapped: {e}")
                 self.process_members.update(names)
             except DoNotFit as e:
                 print(f"{len(group)} members take more memory than is free: {e.max_members} at once")
@@ -65,10 +64,10 @@ class Trainer:
         if self.interrupted:
             return {**dict.fromkeys((member.name for member in members), "interrupted"), **ended}
         if rest := [member for member in members if member.name in self.process_members]:
-            with files.report_unwritable(self.directory):
-                self.transcript.open(self.directory / "log.txt")
+            with files.report_unwritable(self.record.directory):
+                self.transcript.open(self.record.directory / "log.txt")
             count = self.processes or max(1, machine.usable_cpus() // 2)
-            ended |= train_processes(rest, self.directory, count, self.interrupted, self.end_log, pause)
+            ended |= train_processes(rest, self.record, count, self.interrupted, pause)
         return ended
 
     def _holds(self, members: Sequence[MemberSpec]) -> bool:
@@ -79,7 +78,7 @@ class Trainer:
         return [group[i : i + size] for i in range(0, len(group), size)]
 
     def _build_groups(self, members: Sequence[MemberSpec]) -> list[Sequence[MemberSpec]]:
-        """Return groups of members that may be one program; note the other members, and print the plan once."""
+        """Returns groups of members that may be one program; notes the other members, and prints the plan once."""
         from jrl.run import build_population
 
         left = [member for member in members if member.name not in self.process_members]
@@ -87,24 +86,24 @@ class Trainer:
             return [left] if left else []
         if self.processes is None:
             indices = build_population.grouped([member.config for member in left])
-            groups: list[plan_text.Group] = [([left[i] for i in group], why) for group, why in indices]
+            groups: list[Group] = [([left[i] for i in group], why) for group, why in indices]
         else:
             groups = [(left, "--processes gives each member its own process")]
         if not self.is_announced:
-            print(*plan_text.format_plan(groups, self.max_members), sep="\n", flush=True)
+            print(*format_plan(groups, self.max_members), sep="\n", flush=True)
             self.is_announced = True
         self.process_members.update(member.name for group, why in groups if why for member in group)
         return [part for group, why in groups if not why for part in self._split(group)]
 
     def stop(self, reasons: Mapping[str, str]) -> None:
-        """End paused members. `reasons`: end reason by name."""
+        """Ends paused members. `reasons`: end reason by name."""
         if self.program:
             self.program.stop(reasons)
 
     def copy_members(
         self, sources: Mapping[str, str], before: Sequence[MemberSpec], after: Sequence[MemberSpec]
     ) -> None:
-        """Continue paused members from the states of other members. A resumed sweep may repeat the call.
+        """Continues paused members from the states of other members. A resumed sweep may repeat the call.
 
         Args:
           sources: member -> member whose state it takes.
@@ -118,15 +117,55 @@ class Trainer:
             self.program.copy_members(sources, after)
 
     def close(self) -> None:
-        """Close the program of paused members, and its environments."""
+        """Closes the program of paused members, and its environments."""
         program, self.program = self.program, None
         if program:
             program.close()
 
 
 def check_pbt(members: Sequence[MemberSpec]) -> None:
-    """Raise InputError if members cannot take over each other's checkpoints."""
+    """Raises InputError if members cannot take over each other's checkpoints."""
     from jrl.run import build_population
 
     if len(build_population.grouped([member.config for member in members])) > 1:
         raise InputError("--scheduler pbt: expected spaces of floats of the algorithm only: leave out the others")
+
+
+# ---------------------------------------------------------------- printed plan
+
+
+def format_plan(groups: Sequence[Group], max_members: int | None = None) -> list[str]:
+    """Returns the lines of a plan: a line for each key that differs between members, and the number of programs.
+
+    Args:
+      groups: groups of members.
+      max_members: limit of members in one program; None: as many as the memory holds.
+    """
+    from jrl.run import build_population
+
+    values: dict[str, set[str]] = {}
+    for member in (member for group, _ in groups for member in group):
+        for key, value in member.values.items():
+            values.setdefault(key, set()).add(repr(value))
+    programs = [group for group, why in groups if not why]
+    in_processes = [(group, why) for group, why in groups if why]
+    vmapped = {name for group in programs for name in build_population.vmapped(group[0].config)}
+    reasons = "; ".join(dict.fromkeys(why for _, why in in_processes))
+    lines = [f"plan: {counted(sum(len(group) for group, _ in groups), 'member')}"]
+    for key in sorted(key for key, own in values.items() if len(own) > 1):
+        is_vmapped = any(name == key or name.startswith(f"{key}.") for name in vmapped)
+        how = "vmapped" if is_vmapped else f"a program for each of its {len(values[key])} values"
+        how = how if programs else f"not vmapped: {reasons}"
+        lines.append(f"  {key}: {how}")
+    if programs:
+        lines += [f"  {format_members([m.name for m in group])}: not vmapped: {why}" for group, why in in_processes]
+    count = sum(-(-len(group) // (max_members or len(group))) for group in programs)
+    if count > 1:
+        largest = max(min(len(group), max_members or len(group)) for group in programs)
+        lines.append(f"  {count} programs, one after the other, of at most {counted(largest, 'member')}")
+    return lines
+
+
+def format_members(names: Sequence[str]) -> str:
+    """Returns `members 00, 01 and 4 more`."""
+    return f"member{'s' if len(names) > 1 else ''} {format_names(names)}"

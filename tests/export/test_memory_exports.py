@@ -70,16 +70,31 @@ def flat(action):
 QUICK = ("past",)
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Returns a function of a case and a format: directories of its run and of its export, each made once."""
+    root = tmp_path_factory.mktemp("exports")
+
+    def export(name, format="npz"):
+        run, out = root / name, root / f"{name}-{format}"
+        if not run.exists():
+            stored(run, name)
+        if not out.exists():
+            policy = policy_function.load_function(run)
+            assert formats.export(policy, format=format, out=out)["agreement"] == 1.0
+        return run, out
+
+    return export
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in CASES]
 )
-def test_actions_are_those_of_jrl_over_episodes(tmp_path, name):
-    stored(tmp_path / "run", name)
-    policy, exported = policy_function.load_function(tmp_path / "run"), {}
-    for format in ("npz", "stablehlo"):
-        assert formats.export(policy, format=format, out=tmp_path / format)["agreement"] == 1.0
-        exported[format] = load(tmp_path / format)
-    pi, expected = jrl.load(tmp_path / "run"), []
+def test_actions_are_those_of_jrl_over_episodes(made, name):
+    exported = {format: load(made(name, format)[1]) for format in ("npz", "stablehlo")}
+    run, _ = made(name)
+    policy = policy_function.load_function(run)
+    pi, expected = jrl.load(run), []
     for obs, reset, reward in episodes(policy.observation, policy.choices):
         expected.append(flat(pi.act(obs, reset=reset, reward=reward)))
         for other in exported.values():
@@ -90,16 +105,11 @@ def test_actions_are_those_of_jrl_over_episodes(tmp_path, name):
         assert pi.config.network.recurrent or exported["npz"].about["memory"] == []
 
 
-def test_an_episode_after_reset(tmp_path):
+def test_an_episode_after_reset(made):
     """Single observations; the policy or the caller keeps the memory."""
-    stored(tmp_path / "run", "lstm")
-    policy = policy_function.load_function(tmp_path / "run")
-    formats.export(policy, format="npz", out=tmp_path / "npz")
-    pi, rng = load(tmp_path / "npz"), np.random.default_rng(2)
-    assert [x["shape"] for x in pi.about["memory"]] == [
-        [8],
-        [8],
-    ]  # memory of the policy network, without that of the value network
+    pi, rng = load(made("lstm")[1]), np.random.default_rng(2)
+    # memory of the policy network, without that of the value network
+    assert [x["shape"] for x in pi.about["memory"]] == [[8], [8]]
     obs = [formats.draw_observations(rng, VECTOR, 1)[0] for _ in range(30)]
     first = [pi.act(x) for x in obs]
     going_on = [pi.act(x) for x in obs]
@@ -112,16 +122,12 @@ def test_an_episode_after_reset(tmp_path):
     assert again == first
 
 
-def test_missing_inputs_are_named(tmp_path):
-    stored(tmp_path / "past", "past")
-    formats.export(policy_function.load_function(tmp_path / "past"), format="npz", out=tmp_path / "past_npz")
-    pi = load(tmp_path / "past_npz")
+def test_missing_inputs_are_named(made):
+    pi = load(made("past")[1])
     pi.act(np.zeros(4))
     with pytest.raises(ValueError, match="reads the previous reward"):
         pi.act(np.zeros(4))
-    stored(tmp_path / "masked", "masked")
-    formats.export(policy_function.load_function(tmp_path / "masked"), format="npz", out=tmp_path / "masked_npz")
-    pi = load(tmp_path / "masked_npz")
+    pi = load(made("masked")[1])
     obs = {"kind": 1, "place": (np.zeros(4), np.int8(0))}
     assert pi.act(obs, action_mask=[0, 1, 0, 0, 1]).tolist() == [1, 2]
     with pytest.raises(ValueError, match="entries 2 to 4 of a row are all 0"):

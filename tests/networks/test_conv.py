@@ -54,20 +54,6 @@ def test_values_and_gradients(height, width, size, stride, padding):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
-def test_inside_a_scan():
-    x, kernel = data(11, 9, 4)
-    loss = lambda conv: lambda kernel: jnp.sum(jnp.sin(conv(x, kernel)))
-
-    def descend(conv):
-        step = lambda kernel, _: (kernel - 0.01 * jax.grad(loss(conv))(kernel), None)
-        return jax.jit(lambda kernel: jax.lax.scan(step, kernel, None, length=5)[0])(kernel)
-
-    ours = descend(lambda x, k: conv2d(x, k, stride=2, padding="SAME"))
-    theirs = descend(lambda x, k: plain(x, k, 2, "SAME"))
-    assert float(jnp.abs(ours - kernel).max()) > 0.01
-    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
-
-
 def test_under_vmap():
     x, kernel = data(9, 9, 3)
     kernels = jnp.stack([kernel, -kernel, 2 * kernel])

@@ -97,17 +97,6 @@ def test_a_window_is_its_steps(name):
         assert np.all(np.any(after[np.array([0, 3])] != 0, axis=tuple(range(1, after.ndim))))
 
 
-@lstm
-def test_two_windows_are_one(name):
-    _, params, carry, _, unroll = _made(name)
-    x = _some(3, N, L, IN)
-    whole = unroll(params, x, carry, RESET)
-    # between two resets in a row, and within episodes
-    first, between = unroll(params, x[:, :5], carry, RESET[:, :5])
-    second, after = unroll(params, x[:, 5:], between, RESET[:, 5:])
-    _close((np.concatenate([first, second], 1), after), whole)
-
-
 @pytest.mark.slow
 def test_attention_in_chunks_is_its_steps():
     core, params, carry, step, unroll = _made("gtrxl")
@@ -132,24 +121,6 @@ def test_the_gradient_is_that_of_the_steps(name):
     found, expected = loss(core.unroll), loss(functools.partial(_steps, core, core.step))
     _close(found, expected, 1e-4)
     assert all(np.any(leaf != 0) for leaf in jax.tree.leaves(found))
-
-
-@lstm
-def test_nothing_passes_a_reset(name):
-    core, params, carry, _, _ = _made(name)
-    reset = np.zeros((N, L), bool)
-    reset[:2, 6] = True
-
-    def later(x, carry):
-        return jnp.sum(core.unroll(params, x, carry, reset)[0][:, 7:] ** 2)
-
-    dx, dcarry = jax.device_get(jax.jit(jax.grad(later, (0, 1), allow_int=True))(_some(3, N, L, IN), carry))
-    np.testing.assert_array_equal(dx[:2, :7], 0.0)
-    assert np.all(np.any(dx[2:, 1:7] != 0, axis=-1)) and np.all(np.any(dx[:, 7:] != 0, axis=-1))
-    for leaf in jax.tree.leaves(dcarry):
-        if leaf.dtype == jnp.float32:
-            np.testing.assert_array_equal(leaf[:2], 0.0)
-            assert np.any(leaf[2:] != 0) == (name != "gtrxl")  # whose memory has no gradient
 
 
 @pytest.mark.slow
@@ -275,30 +246,6 @@ def test_bfloat16_is_only_of_the_products(name):
     assert 1e-5 < difference.max() < 0.15
     grads = jax.eval_shape(jax.grad(lambda p: jnp.sum(core.unroll(p, x, carry, RESET)[0])), params)
     assert {g.dtype for g in jax.tree.leaves(grads)} == {jnp.dtype("float32")}
-
-
-@lstm
-def test_members_of_a_population(name):
-    core, params, carry, _, _ = _made(name)
-    x = _some(3, N, 5, IN)
-    members = jax.tree.map(lambda p: np.stack([p, 0.5 * p]), params)
-    value = lambda params: jnp.sum(core.unroll(params, x, carry, RESET[:, :5])[0] ** 2)
-    together, one = jax.jit(jax.vmap(jax.value_and_grad(value)))(members), jax.jit(jax.value_and_grad(value))
-    for i in range(2):
-        _close(jax.tree.map(lambda a, i=i: a[i], together), one(jax.tree.map(lambda a, i=i: a[i], members)), 1e-4)
-
-
-@pytest.mark.slow
-def test_columns_of_several_devices(four_devices):
-    core, params, carry, _, _ = _made("lstm")
-    axis, x = four_devices.axis_names[0], _some(3, N, L, IN)
-    value = lambda params, x, carry, reset: jnp.sum(core.unroll(params, x, carry, reset)[0] ** 2)
-    part = lambda *args: jax.lax.psum(jax.grad(value)(*args), axis)
-    spec = jax.sharding.PartitionSpec
-    columns = (spec(), spec(axis), spec(axis), spec(axis))
-    whole = jax.shard_map(part, mesh=four_devices, in_specs=columns, out_specs=spec(), check_vma=False)
-    reset = jnp.asarray(RESET)
-    _close(jax.block_until_ready(jax.jit(whole)(params, x, carry, reset)), jax.grad(value)(params, x, carry, reset))
 
 
 @pytest.mark.slow

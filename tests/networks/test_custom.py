@@ -20,7 +20,6 @@ from jrl.api import PPOConfig
 from jrl.errors import InputError
 from jrl.fields.hyper import Gru
 from jrl.networks import Head, NetworkConfig, critics, custom
-from jrl.run.store import checkpoint
 from jrl.types import Batch, Box, Dict, Discrete, EnvSpec, MultiBinary, Window
 
 SPACE = Dict((("n", Discrete(3)), ("image", Box((2, 2, 1), "uint8", 0, 255)), ("x", Box((4,)))))
@@ -188,18 +187,6 @@ def test_ppo_on_two_devices_and_from_its_checkpoint(kind, tmp_path):
     )
     (logits,), _ = net.step(trained, obs, net.carry(5), "policy")
     assert policy.act(obs).tolist() == logits.argmax(-1).tolist()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", quick("nnx"))
-def test_parameters_from_a_checkpoint(kind, tmp_path):
-    net = networks.build(SPEC, config(KINDS[kind]), {"policy": Head(2)})
-    params = jax.jit(net.init)(jax.random.key(0))
-    cfg = configs.load(None, algo="ppo", env="CartPole-v1", stop=["env_steps=1"])
-    meta = checkpoint.build_meta(cfg, SPEC, counters={"iteration": 1, "env_steps": 1})
-    checkpoint.write(tmp_path / "1", {"learner": params}, meta)
-    found = checkpoint.restore(tmp_path / "1", "learner", jax.eval_shape(net.init, jax.random.key(1)))
-    same(found, params)
 
 
 @pytest.mark.slow

@@ -46,14 +46,6 @@ def test_orthogonal_is_uniform_in_sign():
     np.testing.assert_allclose((w**2).mean(0), 0.25, atol=0.06)
 
 
-def test_initial_weights_vmap_over_keys():
-    init = orthogonal(1.0)
-    keys = jax.random.split(jax.random.key(0), 3)
-    together = jax.jit(jax.vmap(lambda key: init(key, (6, 4))))(keys)
-    one = jax.jit(lambda key: init(key, (6, 4)))
-    np.testing.assert_allclose(together, np.stack([one(key) for key in keys]), atol=1e-6)
-
-
 def test_parameter_count_of_separate_and_shared_torsos():
     key, space = jax.random.key(0), Box((4,))
     mlp = lambda outputs: (4 * 8 + 8) + (8 * 8 + 8) + (8 * outputs + outputs)

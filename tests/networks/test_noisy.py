@@ -91,26 +91,6 @@ def test_noisy_heads():
     assert np.abs(partly - silent[0]).min() > 0 and np.abs(partly - first[0]).min() > 0
 
 
-@pytest.mark.slow
-def test_each_layer_has_noise_of_its_own():
-    """With biases alone noisy, a hidden layer of relu(f_1) in front of the identity gives relu(f_1) + f_2."""
-    heads = {name: Head(6, 1.0, 1.0) for name in ("value", "advantage")}
-    network = networks.build(SPEC, NetworkConfig(hidden=(6,), head_hidden=(6,), activation="relu", shared=True), heads)
-    params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(network.init, jax.random.key(0)))
-    one, apply = {"bias_sigma": np.ones(6, np.float32)}, jax.jit(network.apply, static_argnums=2)
-    seen = []
-    for name in heads:
-        params[f"{name}_hidden_0"] |= one
-        params[f"{name}_head"] |= {"kernel": np.eye(6, dtype=np.float32)}
-        first = np.asarray(apply(params, np.ones((1, IN), np.float32), name, key=jax.random.key(1))[0])
-        params[f"{name}_head"] |= one
-        both = np.asarray(apply(params, np.ones((1, IN), np.float32), name, key=jax.random.key(1))[0])
-        seen += [np.asarray(first)[0], np.maximum(both - first, 0)[0]]
-    for i, noise in enumerate(seen):
-        assert noise.max() > 0
-        assert all(np.abs(noise - other).max() > 1e-3 for other in seen[:i])
-
-
 def test_a_head_with_layers_of_its_own_by_hand():
     cfg = NetworkConfig(hidden=(8,), head_hidden=(6, 7), activation="relu", shared=True)
     network = networks.build(SPEC, cfg, {"value": Head(1), "policy": Head(3)})

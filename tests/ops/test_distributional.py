@@ -121,14 +121,6 @@ def test_quantile_huber_is_the_papers_loop_and_so_is_its_gradient(num_quantiles,
     assert not of_target.any()  # the target is a constant
 
 
-def test_descent_finds_the_quantiles():
-    """Of 0 .. 99, with a small kappa: the levels 1/8, 3/8, 5/8 and 7/8."""
-    samples = jnp.arange(100.0)[None]
-    slope = jax.grad(lambda q: jnp.sum(distributional.quantile_huber(q, samples, kappa=0.01)))
-    run = jax.jit(lambda q: jax.lax.fori_loop(0, 3000, lambda _, q: q - 0.5 * slope(q), q))
-    np.testing.assert_allclose(run(jnp.zeros((1, 4)))[0], [12.0, 37.0, 62.0, 87.0], atol=1.0)
-
-
 def test_shapes_that_disagree():
     with pytest.raises(ValueError, match=r"one \[N, M\]"):
         distributional.project(jnp.ones((2, 3)), jnp.ones((2, 4)), low=0, high=1, num_atoms=3)

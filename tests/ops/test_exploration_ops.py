@@ -47,13 +47,6 @@ def test_epsilon_zero_is_greedy_and_each_environment_has_its_own_epsilon():
     assert abs(same[1::2].mean() - (0.2 + 0.8 / 4)) < 0.01
 
 
-def test_whether_and_what_to_explore_are_independent():
-    """Only rows that explore (epsilon 0.5) can take another action than the best, and those do so evenly."""
-    actions = np.asarray(epsilon_greedy(SAME, KEY, 0.5))
-    others = actions[actions != 2]
-    assert chi_square(np.searchsorted([0, 1, 3], others), np.full(3, 1 / 3)) > 1e-3
-
-
 def test_epsilon_ladder_by_hand():
     # 0.4 ** (1 + 7 i / 7), i = 0 .. 7
     by_hand = [0.4, 0.16, 0.064, 0.0256, 0.01024, 0.004096, 0.0016384, 0.00065536]
@@ -148,26 +141,6 @@ def test_the_deviation_adapts_by_hand():
     adapted = lambda distance: exploration.adapted_std(np.float32(0.5), distance, 0.2, 1.25)
     np.testing.assert_allclose([adapted(0.1), adapted(0.3)], [0.625, 0.4], rtol=1e-6)
     assert exploration.adapted_std(jnp.float32(999), 0.0, 0.2, 2.0) == 1000
-
-
-def test_scalars_can_be_traced_and_vmapped():
-    q, action = SAME[:1000], np.zeros((1000, 2), np.float32)
-    scalars = np.float32([0.0, 0.5, 1.0])
-
-    def explored(x):
-        ladder = exploration.epsilon_ladder(x, 7.0 * x, exploration.ladder_rung(1000))
-        return (
-            exploration.epsilon_greedy(q, KEY, x),
-            exploration.epsilon_greedy(q, KEY, ladder),
-            exploration.soft_q(q, KEY, x),
-            exploration.gaussian(action, KEY, x),
-            exploration.ornstein_uhlenbeck(action, KEY, theta=x, sigma=x, dt=x),
-        )
-
-    alone, together = jax.jit(explored), jax.device_get(jax.jit(jax.vmap(explored))(scalars))
-    for i, x in enumerate(scalars):
-        for found, expected in zip(together, alone(x), strict=True):
-            np.testing.assert_allclose(found[i], expected, rtol=1e-6)
 
 
 # ---------------------------------------------------------------- masks

@@ -140,16 +140,3 @@ WRONG = {
 def test_wrong_shape_raises(name):
     with pytest.raises(ValueError, match=r"\(4,\).*\(1,\)|\(1,\).*\(4,\)"):
         jax.eval_shape(WRONG[name], jnp.ones(4), jnp.ones(1))  # would broadcast
-
-
-def test_under_jit_and_vmap():
-    rng = np.random.default_rng(0)
-    new, old, advantage = rng.normal(size=(3, 5, 7)).astype(np.float32)
-    surrogate = lambda n, o, a, eps: losses.clipped_surrogate(n, o, a, clip_eps=eps)
-    eps = np.linspace(0.1, 0.5, 5, dtype=np.float32)
-    loss, clipped = jax.device_get(jax.jit(jax.vmap(surrogate))(new, old, advantage, eps))
-    alone = jax.jit(surrogate)
-    for i in range(5):
-        one, one_clipped = alone(new[i], old[i], advantage[i], eps[i])
-        np.testing.assert_allclose(loss[i], one, rtol=1e-5)
-        np.testing.assert_array_equal(clipped[i], one_clipped)

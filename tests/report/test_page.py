@@ -32,7 +32,7 @@ def found(tmp_path):
 def shown(found, directory, **asked):
     options = ReportOptions(**asked)
     said = content.content(found, options)
-    return page.html(found, said, options, page.relative_link(directory), LIBRARY)
+    return page.html(found, said, options, directory, LIBRARY)
 
 
 class Elements(HTMLParser):
@@ -81,6 +81,12 @@ def test_names_are_no_tags_and_nothing_is_fetched(found, tmp_path):
     assert all(link.startswith("#") or link == "data:," or (tmp_path / link).is_dir() for link in links)
     assert {*re.findall(r"https?://[^\s\"']+", text)} == set()
     assert "@import" not in text and "url(" not in text
+    # only the page's own scripts run
+    (policy,) = [attrs["content"] for tag, attrs in parsed.found if tag == "meta" and "http-equiv" in attrs]
+    assert policy.startswith("default-src 'none'") and "http" not in policy
+    (allowed,) = re.findall(r"script-src ([^;]*);", policy)
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in parsed.scripts[1:]]
+    assert allowed.split() == [f"'sha256-{found}'" for found in hashes]
 
 
 def test_runs_of_absolute_and_relative_names(tmp_path, monkeypatch):
@@ -89,15 +95,6 @@ def test_runs_of_absolute_and_relative_names(tmp_path, monkeypatch):
     (tmp_path / "x.csv").write_text("method,task,seed,step,value\nx,CartPole-v1,0,100,1\nx,CartPole-v1,0,300,2\n")
     texts = Elements(shown(runs.read([tmp_path / "runs", "x.csv"]), tmp_path)).texts
     assert str(tmp_path / "runs" / "a") in texts and "x.csv: x, CartPole-v1, seed 0" in texts
-
-
-def test_only_the_page_s_own_scripts_run(found, tmp_path):
-    parsed = Elements(shown(found, tmp_path))
-    (policy,) = [attrs["content"] for tag, attrs in parsed.found if tag == "meta" and "http-equiv" in attrs]
-    assert policy.startswith("default-src 'none'") and "http" not in policy
-    (allowed,) = re.findall(r"script-src ([^;]*);", policy)
-    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in parsed.scripts[1:]]
-    assert allowed.split() == [f"'sha256-{found}'" for found in hashes]
 
 
 @pytest.mark.slow
@@ -112,7 +109,7 @@ def test_many_long_runs_fit_and_the_best_are_shown(found, tmp_path):
     for given, code, sizes in ((several, 1_150_000, {120}), (many, 1_700_000, {300, 100})):
         given = runs.Found(given, [])
         said = content.content(given, ReportOptions())
-        text = page.html(given, said, ReportOptions(), page.relative_link(tmp_path), "x" * code)
+        text = page.html(given, said, ReportOptions(), tmp_path, "x" * code)
         assert len(text.encode()) < page.LIMIT
         parsed = Elements(text)
         lines = parsed.all("tr", "title")
@@ -124,15 +121,16 @@ def test_many_long_runs_fit_and_the_best_are_shown(found, tmp_path):
 
 
 def test_curves_over_every_axis(found, tmp_path):
-    def of_axes(**asked):
-        views = {}
-        for view in Elements(shown(found, tmp_path, **asked)).data["curves"]:
+    def of_axes(axis):
+        text, views = shown(found, tmp_path, axis=axis), {}
+        assert f'<option value="{axis}" selected>' in text and text.count(" selected>") == 1
+        for view in Elements(text).data["curves"]:
             own = views.setdefault(view["axis"], {})
             for series in view["option"]["series"]:
                 own.setdefault(series["name"], []).append(series)
         return views
 
-    views = of_axes()
+    views = of_axes("env_steps")
     assert [*views] == ["env_steps", "updates", "time_s"]
     for axis, ends in (("env_steps", (100, 300)), ("updates", (10, 30)), ("time_s", (0.5, 1.5))):
         band, mean, first, second = views[axis]["lr=0.01"]
@@ -142,16 +140,10 @@ def test_curves_over_every_axis(found, tmp_path):
         assert [line["data"][0] for line in (first, second)] == [[ends[0], 1], [ends[0], 2]]
         assert [line["data"][-1] for line in (first, second)] == [[ends[1], 100], [ends[1], 101]]
     assert BAD in views["env_steps"] and BAD not in views["updates"]  # its rows have none
-    by_time = of_axes(axis="time_s")
+    by_time = of_axes("time_s")
     for axis in ("updates", "time_s"):
         data = [[series["data"] for series in own[axis]["lr=0.001"]] for own in (views, by_time)]
         assert data[0] == data[1]
-
-
-def test_a_control_begins_with_the_axis_that_was_asked_for(found, tmp_path):
-    for axis in ("env_steps", "time_s"):
-        text = shown(found, tmp_path, axis=axis)
-        assert f'<option value="{axis}" selected>' in text and text.count(" selected>") == 1
 
 
 def test_parts_beside_the_curves(found, tmp_path):
@@ -212,7 +204,6 @@ def test_the_command_says_what_the_page_needs(found, tmp_path, monkeypatch, caps
     asked = [str(run.path) for run in found.runs if run.path] + ["--out", str(tmp_path / "out")]
     assert __main__.main(asked) == 0
     assert page.INSTALL in capsys.readouterr().out and not (tmp_path / "out" / page.NAME).exists()
-    assert __main__.main([*asked, "--serve"]) == 2 and page.INSTALL in capsys.readouterr().err
     monkeypatch.setattr(page, "library", lambda: LIBRARY)
     assert __main__.main(asked) == 0 and str(tmp_path / "out" / page.NAME) in capsys.readouterr().out
     assert (tmp_path / "out" / page.NAME).read_text().startswith("<!doctype html>")

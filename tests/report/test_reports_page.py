@@ -8,11 +8,11 @@ import pytest
 from run_files import run
 
 from jrl import train
-from jrl.report import __main__, page, page_server, runs
+from jrl.report import __main__, runs
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "reports.md").read_text()
-COMMANDS = [line for line in re.findall(r"^python -m jrl\.report (.+)$", PAGE, re.M) if "--serve" not in line]
+COMMANDS = re.findall(r"^python -m jrl\.report (.+)$", PAGE, re.M)
 SMALL = ["--set=network.hidden=[8]", "--set=run.compile_cache=false", "--set=env.backend=jax", "--set=env.num_envs=8"]
 SHORT = [
     "--set=evaluation.every=256", "--set=evaluation.duration=2", "--set=run.report_every=256",
@@ -45,22 +45,6 @@ def test_the_commands_of_the_page(tmp_path, monkeypatch, capsys):
     assert (by_time["against"], by_time["axis"]) == ("algo.lr=0.0001", "time_s")
     assert with_others["against"] == "sb3" and len(with_others["improvement"]) == 2
     assert with_others["aggregate"]["rows"][0]["method"] == "sb3"
-
-
-def test_the_command_that_serves(tmp_path, monkeypatch, capsys):
-    (line,) = re.findall(r"^python -m jrl\.report (.+ --serve)$", PAGE, re.M)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(page, "library", lambda: "var echarts;")
-
-    def interrupted(server):
-        server.server_activate()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(page_server.http.server.ThreadingHTTPServer, "serve_forever", interrupted)
-    run(Path("runs/a"), seed=0, values=(1, 2, 3))
-    assert __main__.main([*line.split(), "0"]) == 0
-    assert re.search(r"^http://127\.0\.0\.1:\d+/ ", capsys.readouterr().out, re.M)
-    assert Path("report/report.md").exists()
 
 
 def test_the_page_tells_of_every_option():

@@ -12,7 +12,6 @@ from jrl import config
 from jrl.learn.population import Population
 from jrl.run import build_population
 from jrl.run.session import Session
-from jrl.run.store import checkpoint
 from jrl.sweep import one_program
 
 SMALL = {
@@ -53,12 +52,12 @@ def configs(sections, floats, **more):
 def members(request):
     """Yield (population, sessions of its members), after their start."""
 
-    def begun(configs, saved=()):
+    def begun(configs):
         population, runs = build_population.make(configs)
         request.addfinalizer(population.close)
         sessions = [Session(cfg, run=run) for cfg, run in zip(configs, runs, strict=True)]
-        for i, session in enumerate(sessions):
-            session.start(saved[i] if saved else None)
+        for session in sessions:
+            session.start()
         return population, sessions
 
     return begun
@@ -163,20 +162,6 @@ def test_members_do_not_depend_on_each_other_or_on_devices(members):
     advanced(dealt, sessions, 2)
     for i in range(3):
         close(jax.device_get(dealt.of(i)), expected[i])
-
-
-def test_members_resume_from_their_checkpoints(members, tmp_path):
-    made = configs(*KINDS["ppo"])
-    population, sessions = members(made)
-    advanced(population, sessions, 2)
-    for i, session in enumerate(sessions):
-        checkpoint.write(tmp_path / str(i), checkpoint.copy_to_host(session.parts()), session.description())
-    advanced(population, sessions, 2)
-    again, resumed = members(made, [tmp_path / "0", tmp_path / "1"])
-    assert [session.iteration for session in resumed] == [4, 4]
-    advanced(again, resumed, 2)
-    for i in range(2):
-        jax.tree.map(np.testing.assert_array_equal, *(jax.tree.map(plain, x.of(i)) for x in (again, population)))
 
 
 def test_the_shown_steps_never_decrease():

@@ -10,23 +10,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sweep_runs import SMALL, rows
 
 from jrl import config, train
 from jrl.algos import ppo
 from jrl.errors import InputError
 from jrl.fields import schema
-from jrl.metrics import loggers
 from jrl.run.store import checkpoint
 from jrl.sweep import __main__, schedule, settings, space, summary, trainer
 from jrl.sweep import members as populations
 from jrl.sweep import train as sweeps
 
-SMALL = [
-    "ppo", "--env=CartPole-v1", "--set=env.backend=jax", "--set=env.num_envs=2", "--set=network.hidden=[4]",
-    "--set=rollout.length=8", "--set=algo.num_epochs=1", "--set=algo.num_minibatches=1", "--set=run.log=[jsonl]",
-    "--set=run.report_every=16", "--set=checkpoint.every=64", "--set=checkpoint.keep_last=99",
-    "--set=run.compile_cache=false", "--set=algo.lr=log(1e-4,1e-1)", "--set=run.smoothing_episodes=1",
-    "--set=run.seed=1",
+OPTIONS = [
+    "--set=checkpoint.every=64", "--set=algo.lr=log(1e-4,1e-1)", "--set=run.smoothing_episodes=1", "--set=run.seed=1",
 ]  # fmt: skip
 KINDS = {
     "asha": [  # some members end by a criterion
@@ -42,16 +38,7 @@ KINDS = {
 
 
 def run(out, *args):
-    return __main__.main([*SMALL, *args, f"--out={out}"])
-
-
-def rows(directory):
-    """Return the result rows of a run without columns that differ between runs."""
-    varying = ("time", "perf/")
-    return [
-        {k: v for k, v in row.items() if not k.startswith(varying)}
-        for row in loggers.read_rows(directory / "result.jsonl")
-    ]
+    return __main__.main([*SMALL, *OPTIONS, *args, f"--out={out}"])
 
 
 # ---------------------------------------------------------------- decisions
@@ -73,62 +60,67 @@ def test_asha_stops_points_with_all_their_seeds_and_those_without_a_score_first(
     assert schedule.Asha(eta=4).decide(members, scores) == {"stopped": ["2", "3", "6", "7", "4", "5"]}
 
 
-def test_a_member_that_met_its_criterion_counts_at_the_rung_with_its_last_score(tmp_path, capsys):
-    class Trainer:
-        def stop(self, reasons):
-            self.stopped = reasons
-
+def scored(directory, seeds, *scores):
+    """A sweep of two points, each with `seeds` seeds, whose members have these scores."""
     cfg = config.from_dict({"algo": {"name": "ppo"}, "env": {"id": "CartPole-v1"}, "stop": {"env_steps": 96}})
     plan, _, _ = settings.read_settings({}, {"scheduler": "asha(eta=2)"}, ["algo.lr=choice(0.1, 0.2)"])
-    changes = [{"algo.lr": lr, "run.seed": seed} for lr in (0.1, 0.2) for seed in (0, 1)]
-    sweep = sweeps.Sweep(cfg, tmp_path, populations.Record(changes, dict(schema.plain(plan.settings)), [4], []))
-    for member, score in zip(sweep.members, (99.0, 1.0, 9.0, 9.0), strict=True):
+    changes = [{"algo.lr": lr, "run.seed": seed} for lr in (0.1, 0.2) for seed in range(seeds)]
+    kept = populations.Record(directory, changes, dict(schema.plain(plan.settings)), [len(changes)])
+    sweep = sweeps.Sweep(cfg, kept)
+    for member, score in zip(sweep.members, scores, strict=True):
         member.directory.mkdir(parents=True)
-        (member.directory / "result.jsonl").write_text(json.dumps({"episode/return": score}) + "\n")
-    sweep.record_end(sweep.members[0], "episode/return", 32)
-    sweep.record_end(sweep.members[1], "env_steps", 96)
+        (member.directory / "result.jsonl").write_text(json.dumps({"env_steps": 48, "episode/return": score}) + "\n")
+    return sweep
+
+
+def test_a_member_that_met_its_criterion_counts_at_the_rung_with_its_last_score(tmp_path, capsys):
+    stopped, sweep = {}, scored(tmp_path, 2, 99.0, 1.0, 9.0, 9.0)
+    sweep.record.add_end(sweep.members[0], "episode/return", 32)
+    sweep.record.add_end(sweep.members[1], "env_steps", 96)
     kept = populations.read_record(tmp_path).ended
     assert kept == {"00": {"why": "episode/return", "at": 32, "stop": {"env_steps": 96}}}
-    stand_in, finished = Trainer(), sweep._find_finished(range(4))
-    sweep._decide(stand_in, sweep.members[1:], [], finished, 0, 48)
-    assert list(stand_in.stopped) == ["02", "03"]  # without member 00 it would be "01"
+    finished = sweep._find_finished(range(4))
+    sweep._decide(types.SimpleNamespace(stop=stopped.update), sweep.members[1:], [], finished, 0, 48)
+    assert list(stopped) == ["02", "03"]  # without member 00 it would be "01"
     assert sweep.record.decisions[0]["scores"] == {"00": 99.0, "01": 1.0, "02": 9.0, "03": 9.0}
     assert sweep.record.find_end_reason(sweep.members[0]) is None  # without its last checkpoint the member trains on
 
 
 def test_a_frozen_member_is_the_worst_and_counts_at_no_rung(tmp_path):
-    cfg = config.from_dict({"algo": {"name": "ppo"}, "env": {"id": "CartPole-v1"}, "stop": {"env_steps": 96}})
-    plan, _, _ = settings.read_settings({}, {"scheduler": "asha(eta=2)"}, ["algo.lr=choice(0.1, 0.2)"])
-    changes = [{"algo.lr": lr, "run.seed": 0} for lr in (0.1, 0.2)]
-    sweep = sweeps.Sweep(cfg, tmp_path, populations.Record(changes, dict(schema.plain(plan.settings)), [2], []))
-    for member in sweep.members:
-        member.directory.mkdir(parents=True)
-        (member.directory / "result.jsonl").write_text(json.dumps({"episode/return": 9.0}) + "\n")
-    sweep.record_end(sweep.members[0], "not finite: x", 0)
+    sweep = scored(tmp_path, 1, 9.0, 9.0)
+    sweep.record.add_end(sweep.members[0], "not finite: x", 0)
     assert sweep._read_scores(sweep.members) == {"00": pytest.approx(math.nan, nan_ok=True), "01": 9.0}
     assert sweep._find_finished(range(2)) == [] and sweep.record.find_end_reason(sweep.members[0]) == "not finite: x"
     assert populations.read_record(tmp_path).find_end_reason(sweep.members[0]) == "not finite: x"
 
 
-def test_points_that_trained_longer_rank_first_and_best_is_a_seed_of_the_best_point():
+def test_points_that_trained_longer_rank_first_and_best_is_a_seed_of_the_best_point(tmp_path, capsys):
     """Neither a lucky seed nor a high score after few steps ranks a point first."""
-    rows = {
-        ("lr=1", 0): (400.0, "env_steps"), ("lr=1", 1): (440.0, "env_steps"),
-        ("lr=2", 0): (500.0, "env_steps"), ("lr=2", 1): (20.0, "episode/return"),
-        ("lr=3", 0): (900.0, "stopped at 2000"), ("lr=3", 1): (900.0, "stopped at 2000"),
-        ("lr=4", 0): (950.0, "stopped at 6000"), ("lr=4", 1): (10.0, "stopped at 6000"),
-        ("lr=5", 0): (999.0, "env_steps"), ("lr=5", 1): (999.0, "failed: status 1"),
+    points = {
+        1: ((400.0, "env_steps"), (440.0, "env_steps")), 2: ((500.0, "env_steps"), (20.0, "episode/return")),
+        3: ((900.0, "stopped at 2000"), (900.0, "stopped at 2000")),
+        4: ((950.0, "stopped at 6000"), (10.0, "stopped at 6000")),
+        5: ((999.0, "env_steps"), (999.0, "failed: status 1")), 6: ((None, "env_steps"), (None, "env_steps")),
     }  # fmt: skip
-    table = [{"last": last, "ended": ended} for last, ended in rows.values()]
-    found = summary.rank_points(table, [name for name, _ in rows])
-    assert [(point.name, point.score, point.failed) for point in found] == [
-        ("lr=1", 420.0, 0), ("lr=2", 260.0, 0), ("lr=5", 999.0, 1), ("lr=4", 480.0, 0), ("lr=3", 900.0, 0),
+    cfg = config.from_dict({"algo": {"name": "ppo"}, "env": {"id": "CartPole-v1"}, "stop": {"env_steps": 9000}})
+    values = [{"algo.lr": lr, "run.seed": seed} for lr in points for seed in (0, 1)]
+    members = populations.build_members(cfg, tmp_path, values)
+    ends = {}
+    for member, (score, end) in zip(members, (one for pair in points.values() for one in pair), strict=True):
+        member.directory.mkdir(parents=True)
+        config.write(member.config, member.directory)
+        ends[member.name] = end
+        row = {"env_steps": 2000, "episode/return": score}
+        (member.directory / "result.jsonl").write_text(json.dumps(row) + "\n")
+    assert summary.report_end(tmp_path, members, ends, None, ()) == 1
+    said = capsys.readouterr().out
+    ranked = [line.strip() for line in said.splitlines() if line.startswith("  ")]
+    assert ranked == [
+        "420  algo.lr=1  (2 seeds)", "260  algo.lr=2  (2 seeds)", "999  algo.lr=5  (2 seeds, 1 without a score)",
+        "480  algo.lr=4  (2 seeds, stopped at 6,000 steps)", "900  algo.lr=3  (2 seeds, stopped at 2,000 steps)",
     ]  # fmt: skip
-    assert found[0].members == [1, 0]
-    none = summary.rank_points(
-        [{"last": math.nan, "ended": "env_steps"}, {"last": 1.0, "ended": "stopped at 5"}], ["a", "b"]
-    )
-    assert [point.name for point in none] == ["b", "a"]
+    assert "best: member 01, 440, the best seed of algo.lr=1, copied to" in said
+    assert (tmp_path / "best" / "result.jsonl").read_text() == (members[1].directory / "result.jsonl").read_text()
 
 
 def test_pbt_replaces_the_worst_by_copies_of_the_best_with_nearby_values():
@@ -354,7 +346,9 @@ def test_a_search_without_its_package_is_refused_with_the_fix(search, tmp_path, 
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.parametrize(("scheduler", "steps"), [("none", 96), ("asha(eta=2,first=32)", 32)])
+@pytest.mark.parametrize(
+    ("scheduler", "steps"), [pytest.param("none", 96, marks=pytest.mark.slow), ("asha(eta=2,first=32)", 32)]
+)
 def test_an_objective_that_no_row_has_is_refused_at_the_first_comparison(scheduler, steps, tmp_path, capsys):
     args = "--samples=2", "--budget=96", "--objective=loss/polcy", f"--scheduler={scheduler}"
     assert run(tmp_path / "x", *args) == 2

@@ -95,7 +95,16 @@ class ClientSource(FromHost):
         )
         if counts and not self._count_agents:
             rollout = dataclasses.replace(rollout, extras={**rollout.extras, **counts})
-        self._measure(batch)
+        # this rollout's update is already counted in `_version`
+        lag = self._version - 1 - batch.version[batch.mask]
+        self._metrics = {
+            LAG: float(lag.mean()) if lag.size else 0.0,
+            DROPPED: float(self._rings.dropped),
+            TOO_OLD: float(self._table.num_too_old),
+            UNDER_WAY: float(len(self._table.episodes)),
+            EMPTY: 1.0 - float(batch.filled.mean()) / self._length,
+            FAILURES: float(self._rings.failures),
+        }
         return dataclasses.replace(rollout, count=count), report
 
     def _wait_for_rows(self) -> RowBatch:
@@ -124,19 +133,6 @@ class ClientSource(FromHost):
             total[: len(ended)], length[: len(ended)] = zip(*ended, strict=True)
         return episodes.FinishedGames(steps, *jax.device_put((over, total, length), steps.device))
 
-    def _measure(self, batch: RowBatch) -> None:
-        mask = batch.mask
-        # `next` has already counted the update of this rollout in `_version`
-        lag = float((self._version - 1 - batch.version)[mask].mean()) if mask.any() else 0.0
-        self._metrics = {
-            LAG: lag,
-            DROPPED: float(self._rings.dropped),
-            TOO_OLD: float(self._table.num_too_old),
-            UNDER_WAY: float(len(self._table.episodes)),
-            EMPTY: 1.0 - float(batch.filled.mean()) / self._length,
-            FAILURES: float(self._rings.failures),
-        }
-
     def drain(self) -> dict[str, float]:
         with self._table.lock:
             return self._table.infos.drain()
@@ -157,11 +153,3 @@ def _add_dropped_rows(columns: Any, restarted: Any, total: Any, steps: Any) -> A
         length=keep(columns.length) + steps,
         running_return=keep(columns.running_return),
     )
-
-
-def compute_capacity(length: int, *, has_replay: bool, bytes_per_row: int, num: int) -> int:
-    """Return the maximum number of waiting rows of a column.
-
-    With replay: the rows that 256 MiB hold, at most 4096, at least 4 T. Otherwise: T.
-    """
-    return max(4 * length, min(4096, 2**28 // (bytes_per_row * num))) if has_replay else length

@@ -209,8 +209,8 @@ class Inference:
 
     @property
     def version(self) -> int:
-        """Version of the weights; 0 before the first weights."""
-        return self.weights.version if hasattr(self, "weights") else 0
+        """Version of the weights."""
+        return self.weights.version
 
     def warm_up(self) -> None:
         """Compile all programs."""

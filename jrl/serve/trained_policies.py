@@ -17,10 +17,10 @@ from jrl.play import actor
 from jrl.play.actor import Actor
 from jrl.run.store import checkpoint
 from jrl.serve.client_inference import DEFAULT_ROWS, ClientInference, build_best_choice
-from jrl.serve.episode_table import EpisodeTable
+from jrl.serve.episode_table import SINGLE, EpisodeTable
 from jrl.serve.http_server import Address
 from jrl.serve.inference import ActionProgram, Inference, Weights
-from jrl.serve.server import SINGLE, ServedAgent, ServedPolicy, Server
+from jrl.serve.server import ServedAgent, ServedPolicy, Server
 from jrl.types import PyTree
 
 _POLL_S = 2.0  # seconds between two checks for a better checkpoint

@@ -1,7 +1,7 @@
 """Client of a jrl server: plays episodes with the server's policy. Needs only numpy and this file.
 
 The server is `python -m jrl.serve CONFIG`. With inference_mode "local" the client needs `jrl/export/interpreter.py`,
-too: copy it beside this file, or use the single file of `python -m jrl.serve --write-client FILE`.
+too: copy it beside this file.
 
     client = PolicyClient("http://127.0.0.1:9900")
     episode = client.start_episode()
@@ -38,7 +38,6 @@ _NPZ = "application/x-npz"
 _LARGE = 256  # numbers in a request above which arrays are sent as npz instead of JSON
 _FIRST_S, _LONGEST_S = 0.1, 5.0  # first and longest pause between tries; doubled each time
 _SEND_S = 1.0  # longest time between two requests with steps of local inference
-_INTERPRETER = ""  # source of interpreter.py, in a file of --write-client
 Leaves = dict[str, np.ndarray]  # arrays of a tree by their paths, such as "goal/0"; path "" if the tree is an array
 
 
@@ -530,18 +529,13 @@ def flatten_tree(name: str, tree: Any) -> list[tuple[str, np.ndarray]]:
 
 
 def _load_interpreter() -> Any:
-    """Return interpreter.py as a module, from this file, its directory, or jrl. Raises FileNotFoundError."""
+    """Return interpreter.py as a module, from the directory of this file or from jrl. Raises FileNotFoundError."""
     module, here = types.ModuleType("jrl_interpreter"), Path(__file__)
-    text, files = _INTERPRETER, (here.with_name("interpreter.py"), here.parents[1] / "export" / "interpreter.py")
-    if not text:
-        file = next((file for file in files if file.exists()), None)
-        if file is None:
-            raise FileNotFoundError(
-                f"{files[0]}: inference_mode local needs jrl/export/interpreter.py: copy it there, or use the file "
-                "that `python -m jrl.serve --write-client FILE` writes"
-            )
-        text = file.read_text(encoding="utf-8")
-    exec(compile(text, "interpreter.py", "exec"), module.__dict__)
+    files = here.with_name("interpreter.py"), here.parents[1] / "export" / "interpreter.py"
+    file = next((file for file in files if file.exists()), None)
+    if file is None:
+        raise FileNotFoundError(f"{files[0]}: inference_mode local needs jrl/export/interpreter.py: copy it there")
+    exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), module.__dict__)
     return module
 
 

@@ -233,11 +233,8 @@ class Gate:
 
 
 def _check_host(headers: Headers) -> None:
-    """Raise RequestError unless the Host header is localhost or a loopback address.
-
-    Without a token, a page could read from this server by a name that first resolves to its site and then to this
-    machine (DNS rebinding). Clients without the header are not browsers.
-    """
+    """Raise RequestError unless the Host header is localhost or a loopback address; only browsers must send it."""
+    # without a token, a page could read by a name that first resolves to its site and then to this machine
     host = headers.get(b"host", b"localhost").decode("latin-1")
     try:
         name = urllib.parse.urlsplit(f"//{host}").hostname or ""

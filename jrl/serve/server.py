@@ -411,10 +411,7 @@ class Server:
     ) -> list[Item]:
         """Return the items of a step of N episodes with a single agent; a new episode replaces an ended episode.
 
-        Args:
-          episodes: N episodes.
-          results: return value of `_parse_results`, [N, *].
-          chosen: fields [N, *] of Items for actions that the client chose.
+        `results` [N, *]: see `_parse_results`; `chosen` [N, *]: fields of Items for actions that the client chose.
         """
         obs, rewards, truncated, has_ended, last_obs = results
         items: list[Item] = []
@@ -538,11 +535,7 @@ def _deliver(chosen: list[tuple[Item, PyTree, int]]) -> None:
 def _parse_observation(
     agent: ServedAgent, x: Any, name: str, lead: tuple[int, ...] = (), *, acts: bool = True
 ) -> PyTree:
-    """Return observations [*lead, *].
-
-    With `acts`, a mask that allows no action is refused, because it would end the run. An episode's last observation
-    may have such a mask.
-    """
+    """Return observations [*lead, *]; `acts`: refuse masks that allow no action, which would end the run."""
     obs = space_values.parse_value(agent.observation, x, name, lead)
     mask = obs.get(spaces.ACTION_MASK) if acts and isinstance(agent.observation, Dict) else None
     if mask is not None and not spaces.any_allowed(agent.action, mask).all():

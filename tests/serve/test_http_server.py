@@ -89,7 +89,6 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch, capsys, tmp_path
     assert main(["ppo", f"--out={tmp_path}/run"]) == 2
     error = capsys.readouterr().err
     assert "uvicorn" in error and "pip install 'jrl[serve]'" in error
-    assert main([f"--write-client={tmp_path}/client.py"]) == 0
 
 
 def test_a_request_without_permission_is_refused_before_its_body(serve):

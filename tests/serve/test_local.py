@@ -1,6 +1,5 @@
 """Local inference of clients: the policy's distributions, log-probabilities and versions of weights."""
 
-import importlib.util
 import io
 import json
 import os
@@ -18,7 +17,6 @@ from jrl.envs import client_spaces
 from jrl.envs.client_spaces import ClientEnv
 from jrl.export import interpreter
 from jrl.run import build
-from jrl.serve import __main__ as serve
 from jrl.serve import client as client_module
 from jrl.serve.client import EpisodeLost, LocalPolicy, PolicyClient, RequestRefused
 from jrl.serve.client_inference import ClientInference
@@ -221,23 +219,9 @@ def test_weights_are_fetched_at_the_interval(alone, interval, asks, most, recwar
     client.close()
 
 
-def test_remote_inference_fetches_no_weights(tmp_path):
-    alone = tmp_path / "client.py"  # a copy of the file
-    alone.write_text(Path(client_module.__file__).read_text())
-    spec = importlib.util.spec_from_file_location("alone", alone)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    client = module.PolicyClient("http://127.0.0.1:1", patience_s=0.0)  # no server
-    client.version = 3
-    assert client.update_policy_weights() == 3
-    for wrong in (-1.0, float("nan")):
-        with pytest.raises(ValueError, match="update_interval: expected seconds"):
-            module.PolicyClient(inference_mode="local", update_interval=wrong)
-
-
 ALONE = """
 import sys, numpy as np
-from one_file import PolicyClient
+from client import PolicyClient
 client = PolicyClient(sys.argv[1], patience_s=0.0, inference_mode="local", seed=0)
 episode = client.start_episode(training_enabled=False)
 for _ in range(20):
@@ -248,19 +232,20 @@ print(sorted({name.split(".")[0] for name in sys.modules} & {"jax", "jrl", "nump
 """
 
 
-def test_the_written_client_has_local_inference(run, tmp_path, capsys):
-    file = tmp_path / "one_file.py"
-    assert serve.main(["--write-client", str(file)]) == 0
+def test_copied_files_have_local_inference(run, tmp_path):
+    (tmp_path / "client.py").write_text(Path(client_module.__file__).read_text())
     command, environment = [sys.executable, "-c", ALONE, run.address], {**os.environ, "PYTHONPATH": ""}
-    played = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    play = lambda: subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert "needs jrl/export/interpreter.py: copy it there" in play().stderr
+    (tmp_path / "interpreter.py").write_text(Path(interpreter.__file__).read_text())
+    played = play()
     assert (played.returncode, played.stdout) == (0, "['numpy']\n"), played.stderr
-    file.write_text("mine")
-    assert serve.main(["--write-client", str(file)]) == 2
-    assert serve.main(["--write-client", str(file / "one_file.py")]) == 2
-    errors = capsys.readouterr().err
-    assert "exists: name another file" in errors
-    assert errors.count("error: --write-client: ") == 2
-    assert file.read_text() == "mine"
+    client = PolicyClient("http://127.0.0.1:1", patience_s=0.0)  # no server
+    client.version = 3
+    assert client.update_policy_weights() == 3  # remote inference fetches no weights
+    for wrong in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match="update_interval: expected seconds"):
+            PolicyClient(inference_mode="local", update_interval=wrong)
 
 
 def test_a_client_with_unknown_versions_loses_its_episode_and_fetches_weights(run):

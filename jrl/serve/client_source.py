@@ -41,9 +41,8 @@ class ClientSource(FromHost):
     Args:
       env: spaces of the environment.
       act: `Algo.act`.
-      server: server of the clients; the source closes it.
+      server: server of the clients, which the source opens after the first weights, and closes.
       inference: thread that chooses actions.
-      begin: function called after the first weights, from which on clients may connect.
       interrupted: function that returns whether the run must end.
       max_lag: see above; None: rows of any age.
       version: version of the first call's weights.
@@ -52,14 +51,14 @@ class ClientSource(FromHost):
 
     def __init__(
         self, env: ClientEnv, act: Callable[..., ActOut], *, server: Server, inference: Inference,
-        begin: Callable[[], None], interrupted: Callable[[], bool], max_lag: int | None, version: int, length: int,
+        interrupted: Callable[[], bool], max_lag: int | None, version: int, length: int,
         timers: Timers | None = None, **options: Any,
     ):  # fmt: skip
         table = server.table
         assert table.rows is not None
         self._server = server
         self._table, self._rings, self._inference = table, table.rows, inference
-        self._begin, self._interrupted, self._max_lag, self._version = begin, interrupted, max_lag, version
+        self._interrupted, self._max_lag, self._version = interrupted, max_lag, version
         self._calls, self._count_agents = 0, bool(options.get("count_agents"))
         super().__init__(env, act, length=length, timers=timers, **options)
         self._add_dropped = jax.jit(_add_dropped_rows)
@@ -74,7 +73,9 @@ class ClientSource(FromHost):
             if self._interrupted():  # before the programs of all sizes compile
                 raise Interrupted
             gc_pauses.pause_gc()
-            self._begin()
+            self._inference.warm_up()
+            self._server.http.open()
+            print("clients:", self._server.address.url, flush=True)
         elif self._calls == _COMPILED:
             gc_pauses.freeze_objects()
         batch = self._wait_for_rows()

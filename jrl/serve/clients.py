@@ -107,16 +107,9 @@ class Clients:
             refusal=f"{name} learns from actions that its own policy chose: ask for them; dqn, sac, td3 learn from any",
             max_lag=max_lag,
         )  # fmt: skip
-
-        def begin() -> None:
-            inference.warm_up()
-            server.http.open()
-            print("clients:", self.address, flush=True)
-
         return ClientSource(
-            env, act, inference=inference, begin=begin, interrupted=lambda: bool(interrupted),
-            max_lag=max_lag, version=iteration, length=length, carry=carry, explore=explore,
-            server=server, **options,
+            env, act, server=server, inference=inference, interrupted=lambda: bool(interrupted), max_lag=max_lag,
+            version=iteration, length=length, carry=carry, explore=explore, **options,
         )  # fmt: skip
 
 

@@ -78,7 +78,7 @@ def rules(monkeypatch):
         pytest.param("dqn", "CartPole-v1", "remote", "lstm", marks=pytest.mark.slow),
         pytest.param("dqn", "CartPole-v1", "local", "lstm", marks=pytest.mark.slow),
         ("dqn", "rules", "remote", None),
-        ("dqn", "rules", "local", None),
+        pytest.param("dqn", "rules", "local", None, marks=pytest.mark.slow),
         pytest.param("sac", "Pendulum-v1", "remote", None, marks=pytest.mark.slow),
         pytest.param("td3", "Pendulum-v1", "local", None, marks=pytest.mark.slow),
     ],

@@ -28,7 +28,6 @@ WRITERS = {
     "data record": (data_command.main, ["record", "--env=CartPole-v1", "--random=1", "--steps=9", "--out"], ""),
     "data convert": (data_command.main, ["convert", "data", "--to=d4rl", "--out"], ""),
     "data inspect": (data_command.main, ["inspect", "data", "--out"], ".png"),
-    "serve": (serve.main, ["--write-client"], ".py"),
 }
 READERS = {
     "train": (train.main, []),

@@ -1,25 +1,19 @@
 """python -m jrl.serve CONFIG: a run that learns from episodes that clients play over HTTP.
 
 python -m jrl.serve RUN --no-learn: trained policies behind HTTP.
-python -m jrl.serve --write-client FILE: the client as one file for copying.
 """
 
 import argparse
 import importlib.util
-import pprint
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import yaml
-
-from jrl import train
+from jrl import config, train
 from jrl.config.external import ExternalConfig
-from jrl.config.reader import resolve_external
 from jrl.errors import InputError, shown
 from jrl.fields import schema
-from jrl.fields.paths import resolve, written
+from jrl.fields.paths import resolve
 from jrl.host import command, interruption
 
 _TRAINING_OPTIONS = ("algo", "env", "rllib", "drop", "out", "resume", "init_from", "policy_only", "as_test", "stop")
@@ -39,21 +33,12 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--follow", action="store_true", help="with --no-learn: load better checkpoints as they appear")
     p.add_argument("--latest", action="store_true", help="with --no-learn: the latest checkpoint, not the best")
-    p.add_argument(
-        "--write-client", metavar="FILE", help="write the client as a single file that needs numpy, and exit"
-    )
     return p
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return the exit status, as `jrl.train`."""
     args = parser().parse_args(argv)
-    if args.write_client is not None:
-        try:
-            _write_client(args.write_client)
-        except InputError as e:
-            return command.report_input_error(e)
-        return 0
     sys.setswitchinterval(_SWITCH_S)
     try:
         if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
@@ -98,35 +83,13 @@ def _serve_policies(args: argparse.Namespace) -> int:
 
 def _build_section(overrides: Sequence[str]) -> ExternalConfig:
     """Return the section `external` of a server that does not learn. Raises InputError."""
-    data: dict[str, Any] = {}
     for text in overrides:
-        key, equals, value = text.partition("=")
-        section, _, name = key.partition(".")
-        if section != "external" or not name or not equals:
+        if not text.startswith("external.") or "=" not in text:
             raise InputError(f"--set {shown(text)}: --no-learn takes only keys of external, such as external.port=9900")
-        try:
-            data[name] = schema.parse(value)
-        except (ValueError, yaml.YAMLError) as e:  # ValueError: bytes that are not UTF-8
-            why = schema.describe_yaml_error(e) if isinstance(e, yaml.YAMLError) else ""
-            raise InputError(f"--set external.{shown(name)}: not valid YAML{why}") from None
-    problems: list[schema.Problem] = []
-    known = [f"external.{name}" for name in ExternalConfig.__dataclass_fields__]
-    cfg = schema.build(ExternalConfig, data, problems, prefix="external.", known=known)
-    if problems:
-        raise InputError(*(p.message for p in problems))
-    return resolve_external(cfg)
-
-
-def _write_client(path: str) -> None:
-    """Write a copy of `client.py` that contains interpreter.py. Raises InputError: the file cannot be written."""
-    out = resolve(path, "--write-client", "new file")
-    if out.exists():
-        raise InputError(f"--write-client: {path} exists: name another file, or move it away")
-    directory = Path(__file__).parent
-    interpreter = (directory.parent / "export" / "interpreter.py").read_text(encoding="utf-8")
-    client = (directory / "client.py").read_text(encoding="utf-8")
-    with written(out, "--write-client") as part:
-        part.write_text(f"{client}\n\n_INTERPRETER = {pprint.pformat(interpreter, width=118)}\n", encoding="utf-8")
+    ignored = {"observation": {"box": [1]}, "action": {"discrete": 1}}  # the spaces are those of the policies
+    cfg = config.override({"algo": {"name": "ppo"}, "external": ignored}, overrides).external
+    assert cfg is not None
+    return cfg
 
 
 def _build_clients() -> Any:

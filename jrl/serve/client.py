@@ -1,7 +1,7 @@
 """Client of a jrl server: plays episodes with the server's policy. Needs only numpy and this file.
 
 The server is `python -m jrl.serve CONFIG`. With inference_mode "local" the client needs `jrl/export/interpreter.py`,
-too: copy it beside this file, or use the single file of `python -m jrl.serve --write-client FILE`.
+too: copy it beside this file.
 
     client = PolicyClient("http://127.0.0.1:9900")
     episode = client.start_episode()
@@ -38,7 +38,6 @@ _NPZ = "application/x-npz"
 _LARGE = 256  # numbers in a request above which arrays are sent as npz instead of JSON
 _FIRST_S, _LONGEST_S = 0.1, 5.0  # first and longest pause between tries; doubled each time
 _SEND_S = 1.0  # longest time between two requests with steps of local inference
-_INTERPRETER = ""  # source of interpreter.py, in a file of --write-client
 Leaves = dict[str, np.ndarray]  # arrays of a tree by their paths, such as "goal/0"; path "" if the tree is an array
 
 
@@ -125,9 +124,11 @@ class PolicyClient:
         parts = urllib.parse.urlsplit(address)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"address: expected http://HOST:PORT, got {address!r}")
-        tls = {"context": context} if parts.scheme == "https" else {}
-        kind: Any = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._connection: http.client.HTTPConnection = kind(parts.hostname, parts.port, timeout=timeout_s, **tls)
+        self._connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
+        if parts.scheme == "https":
+            self._connection = http.client.HTTPSConnection(
+                parts.hostname, parts.port, timeout=timeout_s, context=context
+            )
         self._address, self._patience_s = address, patience_s
         self._headers = {"Jrl-Client": uuid.uuid4().hex}
         if token is not None:
@@ -150,7 +151,7 @@ class PolicyClient:
           training_enabled: whether the server learns from the episode.
           policy: name of the policy; None: the server's first. A client with local inference has a single policy.
         """
-        self._set_policy(policy)
+        self._load_policy(policy)
         id = episode_id or uuid.uuid4().hex
         fields = {"episode_id": id, "training_enabled": bool(training_enabled), "policy": policy}
         try:
@@ -172,10 +173,11 @@ class PolicyClient:
         if state.is_multi_agent:
             actions = self._turn(episode_id, _map_agent(agent, observation))
             return actions if agent is None else actions[agent]
-        if self._is_local:
-            row = {"rewards": np.array([state.build_single()["reward"]], np.float32)}
+        if self._local is not None:
+            row = {"rewards": np.array([state.rewards.get("", 0.0)], np.float32)}
             state.advance()
-            _, action = self._act((episode_id,), {name: x[None] for name, x in flatten_tree("", observation)}, row)
+            _, action = self._local.step((episode_id,), _add_axis(observation), row)
+            self.version = self._local.version
             return _build_tree({name: x[0] for name, x in action.items()})
         answer = self._post_episode(episode_id, "action", {"observation": observation, **state.build_single()})
         self.version = int(answer["version"])
@@ -199,11 +201,12 @@ class PolicyClient:
             actions = _map_agent(agent, action)
             self._turn(episode_id, _map_agent(agent, observation), actions=actions, log_probs=log_probs)
             return
-        self._send((episode_id,))
+        if self._local is not None:
+            self._local.send((episode_id,))
         fields = {"observation": observation, "action": action, "log_prob": log_prob, **state.build_single()}
         self._post_episode(episode_id, "log", fields)
-        if self._is_local and self._get_local().has_memory:
-            self._get_local().act((episode_id,), {name: x[None] for name, x in flatten_tree("", observation)})
+        if self._local is not None and self._local.has_memory:
+            self._local.act((episode_id,), _add_axis(observation))
 
     def log_returns(
         self,
@@ -255,7 +258,8 @@ class PolicyClient:
                 self._turn(episode_id, {})
             last = {"observations": dict(observation or {}), "rewards": state.rewards, "step": state.step}
         else:
-            self._send((episode_id,))
+            if self._local is not None:
+                self._local.send((episode_id,))
             last = {"observation": observation, **state.build_single()}
         answer = self._post_episode(episode_id, "end", {**last, "truncated": bool(truncated)})
         del self._episodes[episode_id]
@@ -279,7 +283,7 @@ class PolicyClient:
 
         Other arguments: see `start_episode`.
         """
-        self._set_policy(policy)
+        self._load_policy(policy)
         fields = {"count": count, "training_enabled": bool(training_enabled), "policy": policy}
         answer = self._post("/v1/episodes", fields)
         ids = [str(id) for id in answer["episode_ids"]]
@@ -309,10 +313,13 @@ class PolicyClient:
         """
         fields = {"rewards": rewards, "terminated": terminated, "truncated": truncated}
         fields = _drop_none({**fields, "final_observations": final_observations})
-        if self._is_local:
-            ids, action = self._act(tuple(episodes), observations, fields)
+        if self._local is not None:
+            leaves = dict(flatten_tree("", observations)), dict(flatten_tree("", fields))
+            ids, action = self._local.step(tuple(episodes), *leaves)
+            self.version = self._local.version
             return Steps(ids, _build_tree(action))
-        answer = self._post_once("/v1/steps", {"episode_ids": list(episodes), "observations": observations, **fields})
+        fields = {"episode_ids": list(episodes), "observations": observations, **fields}
+        answer = self._post("/v1/steps", fields, retry=False)
         self.version = int(answer["version"])
         return Steps([str(id) for id in answer["episode_ids"]], _to_arrays(answer["actions"]))
 
@@ -325,32 +332,24 @@ class PolicyClient:
 
     def update_policy_weights(self) -> int:
         """Fetch the server's weights for local inference, if they are new; return their version."""
-        return self._get_local().update() if self._is_local else self.version
+        if self._is_local and self._local is None:
+            self._load_policy(None)
+        return self.version if self._local is None else self._local.update()
 
-    def _set_policy(self, policy: str | None) -> None:
-        """Load the policy of local inference, so that an unsupported policy is refused early."""
-        if self._is_local:
-            self._get_local("" if policy is None else urllib.parse.urlencode({"policy": policy}))
-
-    def _get_local(self, query: str | None = None) -> "LocalPolicy":
-        """Return the policy of local inference. Raises RequestRefused: numpy cannot act for the policy.
-
-        `query`: query string that names the policy; None: the current policy.
-        """
-        if self._local is None:
-            get = lambda path: self._request("GET", path, b"", {})
-            local = LocalPolicy(_load_interpreter(), self._rng, get, self._post_played, self._interval, query or "")
+    def _load_policy(self, policy: str | None) -> None:
+        """Load the policy of local inference. Raises RequestRefused: numpy cannot act for the policy."""
+        query = "" if policy is None else urllib.parse.urlencode({"policy": policy})
+        if self._is_local and self._local is None:
+            get = lambda path: self._request("GET", path)
+            local = LocalPolicy(_load_interpreter(), self._rng, get, self._post_played, self._interval, query)
             local.update()
             self._local = local  # only after `update`, which raises for a refused policy
-        elif query not in (None, self._local.query):
+        elif self._local is not None and query != self._local.query:
             raise ValueError("policy: with inference_mode local a client has a single policy: make another client")
-        elif self._local.version < 0:
-            self._local.update()
-        return self._local
 
     def _post_played(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            return self._post_once("/v1/played", fields)
+            return self._post("/v1/played", fields, retry=False)
         except RequestRefused as e:
             if e.status not in (404, 409, 410):
                 raise
@@ -370,27 +369,13 @@ class PolicyClient:
         """
         states = {id: self._episodes[id] for id in observations}
         turns = {id: states[id].build_turn(obs, infos=states[id].infos) for id, obs in observations.items()}
-        answer = self._post_once("/v1/turns", {"turns": turns}, npz=False)
+        answer = self._post("/v1/turns", {"turns": turns}, retry=False)
         for state in states.values():
             state.advance()
             state.infos = {}
         self.version = int(answer["version"])
         actions = {id: answer["turns"][id].get("actions", {}) for id in states}
         return {id: {agent: _to_arrays(x) for agent, x in own.items()} for id, own in actions.items()}
-
-    def _act(self, ids: tuple[str, ...], obs: Any, row: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
-        """Return (ids of the continuing episodes, actions [N, *] by path); send the steps once there are enough."""
-        local = self._get_local()
-        try:
-            action, must_send = local.step(ids, dict(flatten_tree("", obs)), dict(flatten_tree("", row)))
-        except ValueError as e:
-            raise RequestRefused(422, str(e)) from None
-        self.version = local.version
-        return self._send(ids) if must_send else list(ids), action
-
-    def _send(self, ids: tuple[str, ...]) -> list[str]:
-        """Send the steps of local inference of these episodes; return the ids of the continuing episodes."""
-        return list(ids) if self._local is None else self._local.send(ids)
 
     # ------------------------------------------------------------ over the wire
 
@@ -402,7 +387,7 @@ class PolicyClient:
 
     def policies(self) -> dict[str, Any]:
         """Return the server's policies by name: algorithm, spaces, version."""
-        return self._request("GET", "/v1/policies", b"", {})["policies"]
+        return self._request("GET", "/v1/policies")["policies"]
 
     def close(self) -> None:
         """Close the connection."""
@@ -424,51 +409,38 @@ class PolicyClient:
         state.advance()
         return answer
 
-    def _post_once(self, path: str, fields: Mapping[str, Any], *, npz: bool = True) -> dict[str, Any]:
-        """Send steps without a second try. Raises EpisodeLost: no answer, so it is unknown whether the steps count."""
-        try:
-            return self._post(path, fields, retry=False, npz=npz)
-        except ConnectionError as e:
-            raise EpisodeLost(f"no answer from {self._address}: {e}") from e
-
-    def _post(self, path: str, fields: Mapping[str, Any], *, retry: bool = True, npz: bool = False) -> dict[str, Any]:
+    def _post(self, path: str, fields: Mapping[str, Any], *, retry: bool = True) -> dict[str, Any]:
         fields = _drop_none(fields)
         # npz would make trees of names that contain a /
         needs_json = "turns" in fields or any("/" in name for name in fields.get("infos", ()))
-        if npz or (_count_numbers(fields) > _LARGE and not needs_json):
+        if not needs_json and ("episode_ids" in fields or _count_numbers(fields) > _LARGE):
             buffer = io.BytesIO()
             np.savez(buffer, allow_pickle=False, **dict(flatten_tree("", fields)))
-            return self._request("POST", path, buffer.getvalue(), {"Content-Type": _NPZ}, retry=retry)
-        body = json.dumps(fields, default=lambda x: x.tolist()).encode()
-        return self._request("POST", path, body, {"Content-Type": "application/json"}, retry=retry)
-
-    def _send_request(self, *request: Any) -> tuple[http.client.HTTPResponse, bytes]:
-        """Send a request once; return the response and its body."""
-        is_broken = False
-        try:
-            self._connection.request(*request)
-        except (BrokenPipeError, ConnectionResetError):
-            # the server closed the connection before the end of a refused request; its answer is in the socket
-            if self._connection.sock is None:
-                raise
-            is_broken = True
-        response = self._connection.getresponse()
-        body = response.read()
-        if is_broken:
-            self._connection.close()
-        return response, body
+            return self._request("POST", path, buffer.getvalue(), _NPZ, retry=retry)
+        return self._request("POST", path, json.dumps(fields, default=lambda x: x.tolist()).encode(), retry=retry)
 
     def _request(
-        self, method: str, path: str, body: bytes, headers: Mapping[str, str], *, retry: bool = True
+        self, method: str, path: str, body: bytes = b"", kind: str = "application/json", *, retry: bool = True
     ) -> dict[str, Any]:
+        """Return the fields of the answer. Raises EpisodeLost: no answer without `retry`; the steps may count."""
         until, wait = time.monotonic() + self._patience_s, _FIRST_S
         while True:
             try:
-                response, content = self._send_request(method, path, body, {**self._headers, **headers})
+                try:
+                    self._connection.request(method, path, body, {**self._headers, "Content-Type": kind})
+                except (BrokenPipeError, ConnectionResetError):
+                    # the server closed the connection before the end of a refused request; its answer is in the socket
+                    if self._connection.sock is None:
+                        raise
+                response = self._connection.getresponse()
+                content = response.read()
             except (OSError, http.client.HTTPException) as e:
                 self._connection.close()
-                if not retry or time.monotonic() + wait > until:
-                    raise ConnectionError(f"{self._address}: {e or type(e).__name__}") from e
+                why = f"no answer from {self._address}: {e or type(e).__name__}"
+                if not retry:
+                    raise EpisodeLost(why) from e
+                if time.monotonic() + wait > until:
+                    raise ConnectionError(why) from e
             else:
                 # 429, too many requests or episodes: try again
                 if response.status != 429 or not retry or time.monotonic() + wait >= until:
@@ -477,6 +449,10 @@ class PolicyClient:
                     return _read_body(content, response.getheader("Content-Type", ""))
             time.sleep(wait * random.uniform(0.5, 1.0))
             wait = min(2 * wait, _LONGEST_S)
+
+
+def _add_axis(observation: Any) -> Leaves:
+    return {name: x[None] for name, x in flatten_tree("", observation)}
 
 
 def _drop_none(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -553,18 +529,13 @@ def flatten_tree(name: str, tree: Any) -> list[tuple[str, np.ndarray]]:
 
 
 def _load_interpreter() -> Any:
-    """Return interpreter.py as a module, from this file, its directory, or jrl. Raises FileNotFoundError."""
+    """Return interpreter.py as a module, from the directory of this file or from jrl. Raises FileNotFoundError."""
     module, here = types.ModuleType("jrl_interpreter"), Path(__file__)
-    text, files = _INTERPRETER, (here.with_name("interpreter.py"), here.parents[1] / "export" / "interpreter.py")
-    if not text:
-        file = next((file for file in files if file.exists()), None)
-        if file is None:
-            raise FileNotFoundError(
-                f"{files[0]}: inference_mode local needs jrl/export/interpreter.py: copy it there, or use the file "
-                "that `python -m jrl.serve --write-client FILE` writes"
-            )
-        text = file.read_text(encoding="utf-8")
-    exec(compile(text, "interpreter.py", "exec"), module.__dict__)
+    files = here.with_name("interpreter.py"), here.parents[1] / "export" / "interpreter.py"
+    file = next((file for file in files if file.exists()), None)
+    if file is None:
+        raise FileNotFoundError(f"{files[0]}: inference_mode local needs jrl/export/interpreter.py: copy it there")
+    exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), module.__dict__)
     return module
 
 
@@ -575,15 +546,8 @@ class LocalPolicy:
     """A policy of the server that acts in this process with numpy, from `/v1/program` and `/v1/weights`.
 
     The program computes the parameters of distributions (`jrl/distributions.py`). This class draws the actions,
-    computes their log-probabilities, and keeps the memory of each episode.
-
-    Args:
-      interpreter: module `jrl/export/interpreter.py`.
-      rng: generator of the actions.
-      get: function from a path to the server's answer.
-      send_fields: function that sends the fields of /v1/played and returns the answer.
-      interval: see `update_interval` of `PolicyClient`.
-      query: query string that names the policy.
+    computes their log-probabilities, and keeps the memory of each episode. `get` returns the server's answer to a path,
+    `send_fields` sends the fields of /v1/played and returns the answer.
     """
 
     def __init__(
@@ -613,18 +577,20 @@ class LocalPolicy:
             self.version, self._load_time = int(weights["version"]), time.monotonic()
         return self.version
 
-    def step(self, ids: tuple[str, ...], obs: Leaves, row: Leaves) -> tuple[Leaves, bool]:
-        """Step N episodes.
+    def step(self, ids: tuple[str, ...], obs: Leaves, row: Leaves) -> tuple[list[str], Leaves]:
+        """Step N episodes, and send their steps once there are enough.
 
         Args:
           ids: ids of the episodes.
           obs: observations [N, *] by path.
           row: results of the latest actions, by the names of /v1/played.
         Returns:
-          (the environment's actions [N, *] by path, whether the steps must be sent now).
+          (ids of the continuing episodes, the environment's actions [N, *] by path).
         Raises:
-          ValueError: as `act`.
+          RequestRefused: as `act`.
         """
+        if self.version < 0:
+            self.update()
         begins = np.logical_or(row.get("terminated", False), row.get("truncated", False))
         action, env_action, log_prob, memory = self.act(ids, obs, begins)
         prefix = lambda name, leaves: {f"{name}/{path}" if path else name: x for path, x in leaves.items()}
@@ -633,7 +599,8 @@ class LocalPolicy:
         rows.append(row | prefix("observations", obs) | prefix("actions", action) | prefix("memory", memory) | chosen)
         # the server limits the steps of an episode and of a request
         is_full = len(rows) >= self._program["rows"] or (len(rows) + 1) * len(ids) > self._program["most"]
-        return env_action, is_full or time.monotonic() - self._send_time > _SEND_S
+        must_send = is_full or time.monotonic() - self._send_time > _SEND_S
+        return self.send(ids) if must_send else list(ids), env_action
 
     @property
     def has_memory(self) -> bool:
@@ -652,15 +619,16 @@ class LocalPolicy:
         Returns:
           (the policy's actions [N, *], the environment's, log-probabilities [N] f32, the memory before [N, *]).
         Raises:
-          ValueError: observations of other shapes.
+          RequestRefused: observations of other shapes.
         """
         leaves = []
         for path, dtype, shape in self._program["observation"]:
             x, name = obs.get(path), f"observation{path and '/'}{path}"
             if x is None or list(x.shape[1:]) != shape:
-                raise ValueError(f"{name}: expected {dtype} {shape}, got {x if x is None else list(x.shape[1:])}")
+                got = x if x is None else list(x.shape[1:])
+                raise RequestRefused(422, f"{name}: expected {dtype} {shape}, got {got}")
             if len(x) != len(episodes):
-                raise ValueError(f"{name}: expected {len(episodes)} observations, got {len(x)}")
+                raise RequestRefused(422, f"{name}: expected {len(episodes)} observations, got {len(x)}")
             leaves.append(x.astype(dtype, copy=False))
         before = self._read_memory(episodes, begins)
         numbers, actions, log_prob = iter(self._policy(*leaves, *before)), [], np.zeros(len(episodes))
@@ -690,8 +658,8 @@ class LocalPolicy:
 
     def send(self, ids: tuple[str, ...]) -> list[str]:
         """Send the steps of these episodes; return the ids of the continuing episodes. Raises as `send_fields`."""
-        rows, self._send_time = self._rows.pop(ids, []), time.monotonic()
-        if not rows:
+        self._send_time = time.monotonic()
+        if not (rows := self._rows.pop(ids, [])):
             return list(ids)
         zeros = {name: np.zeros_like(x) for row in rows for name, x in row.items()}
         stacked = {name: np.stack([row.get(name, zero) for row in rows]) for name, zero in zeros.items()}

@@ -46,7 +46,8 @@ class ClientInference:
 
     def __init__(
         self, name: str, choice: Callable[..., tuple[Any, PyTree]] | None, memory: PyTree, spec: EnvSpec,
-        to_env: Callable[[PyTree], PyTree] | None, *, explore: bool, clips: bool, random_steps: int, rows: int,
+        to_env: Callable[[PyTree], PyTree] | None, *, explore: bool, clips: bool = False, random_steps: int = 0,
+        rows: int = DEFAULT_ROWS,
     ):  # fmt: skip
         self._name, self._choice, self._spec = name, choice, spec
         leaves, self._structure = jax.tree.flatten(memory)

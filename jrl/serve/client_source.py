@@ -41,9 +41,8 @@ class ClientSource(FromHost):
     Args:
       env: spaces of the environment.
       act: `Algo.act`.
-      server: server of the clients; the source closes it.
+      server: server of the clients, which the source opens after the first weights, and closes.
       inference: thread that chooses actions.
-      begin: function called after the first weights, from which on clients may connect.
       interrupted: function that returns whether the run must end.
       max_lag: see above; None: rows of any age.
       version: version of the first call's weights.
@@ -52,14 +51,14 @@ class ClientSource(FromHost):
 
     def __init__(
         self, env: ClientEnv, act: Callable[..., ActOut], *, server: Server, inference: Inference,
-        begin: Callable[[], None], interrupted: Callable[[], bool], max_lag: int | None, version: int, length: int,
+        interrupted: Callable[[], bool], max_lag: int | None, version: int, length: int,
         timers: Timers | None = None, **options: Any,
     ):  # fmt: skip
         table = server.table
         assert table.rows is not None
         self._server = server
         self._table, self._rings, self._inference = table, table.rows, inference
-        self._begin, self._interrupted, self._max_lag, self._version = begin, interrupted, max_lag, version
+        self._interrupted, self._max_lag, self._version = interrupted, max_lag, version
         self._calls, self._count_agents = 0, bool(options.get("count_agents"))
         super().__init__(env, act, length=length, timers=timers, **options)
         self._add_dropped = jax.jit(_add_dropped_rows)
@@ -73,7 +72,9 @@ class ClientSource(FromHost):
         if self._calls == 1:
             if self._interrupted():  # before the programs of all sizes compile
                 raise Interrupted
-            self._begin()
+            self._inference.warm_up()
+            self._server.http.open()
+            print("clients:", self._server.address.url, flush=True)
         elif self._calls == _COMPILED:
             gc.freeze()  # compiled programs: a full collection would stop all requests for 0.1 s
         batch = self._wait_for_rows()
@@ -94,7 +95,16 @@ class ClientSource(FromHost):
         )
         if counts and not self._count_agents:
             rollout = dataclasses.replace(rollout, extras={**rollout.extras, **counts})
-        self._measure(batch)
+        # this rollout's update is already counted in `_version`
+        lag = self._version - 1 - batch.version[batch.mask]
+        self._metrics = {
+            LAG: float(lag.mean()) if lag.size else 0.0,
+            DROPPED: float(self._rings.dropped),
+            TOO_OLD: float(self._table.num_too_old),
+            UNDER_WAY: float(len(self._table.episodes)),
+            EMPTY: 1.0 - float(batch.filled.mean()) / self._length,
+            FAILURES: float(self._rings.failures),
+        }
         return dataclasses.replace(rollout, count=count), report
 
     def _wait_for_rows(self) -> RowBatch:
@@ -123,19 +133,6 @@ class ClientSource(FromHost):
             total[: len(ended)], length[: len(ended)] = zip(*ended, strict=True)
         return episodes.FinishedGames(steps, *jax.device_put((over, total, length), steps.device))
 
-    def _measure(self, batch: RowBatch) -> None:
-        mask = batch.mask
-        # `next` has already counted the update of this rollout in `_version`
-        lag = float((self._version - 1 - batch.version)[mask].mean()) if mask.any() else 0.0
-        self._metrics = {
-            LAG: lag,
-            DROPPED: float(self._rings.dropped),
-            TOO_OLD: float(self._table.num_too_old),
-            UNDER_WAY: float(len(self._table.episodes)),
-            EMPTY: 1.0 - float(batch.filled.mean()) / self._length,
-            FAILURES: float(self._rings.failures),
-        }
-
     def drain(self) -> dict[str, float]:
         with self._table.lock:
             return self._table.infos.drain()
@@ -156,11 +153,3 @@ def _add_dropped_rows(columns: Any, restarted: Any, total: Any, steps: Any) -> A
         length=keep(columns.length) + steps,
         running_return=keep(columns.running_return),
     )
-
-
-def compute_capacity(length: int, *, has_replay: bool, bytes_per_row: int, num: int) -> int:
-    """Return the maximum number of waiting rows of a column.
-
-    With replay: the rows that 256 MiB hold, at most 4096, at least 4 T. Otherwise: T.
-    """
-    return max(4 * length, min(4096, 2**28 // (bytes_per_row * num))) if has_replay else length

@@ -17,12 +17,12 @@ from jrl.rollout.complete import Agents
 from jrl.rollout.source import Source
 from jrl.run.preflight import resolved
 from jrl.serve.client_inference import DEFAULT_ROWS, ClientInference, build_best_choice
-from jrl.serve.client_source import ClientSource, compute_capacity
-from jrl.serve.episode_table import EpisodeTable
+from jrl.serve.client_source import ClientSource
+from jrl.serve.episode_table import SINGLE, EpisodeTable
 from jrl.serve.http_server import Address
 from jrl.serve.inference import ActionProgram, Inference, zeros
 from jrl.serve.row_rings import RowRings
-from jrl.serve.server import SINGLE, ServedAgent, ServedPolicy, Server
+from jrl.serve.server import ServedAgent, ServedPolicy, Server
 from jrl.types import ActOut, EnvSpec, PyTree, element
 
 _MAX_ITEMS = 64  # items of one agent in a call of the policy
@@ -82,7 +82,8 @@ class Clients:
         has_replay, name = cfg.replay is not None, config.algo_name(cfg)
         leaves = jax.tree.leaves(element(spec.observation))
         row_bytes = 64 + sum(int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize for x in leaves)  # about
-        capacity = compute_capacity(length, has_replay=has_replay, bytes_per_row=row_bytes, num=num)
+        # with replay, waiting rows of a column: what 256 MiB hold, at most 4096, at least 4 rollouts
+        capacity = max(4 * length, min(4096, 2**28 // (row_bytes * num))) if has_replay else length
         columns = agents.make(cfg, spec).columns
         table = EpisodeTable(RowRings(num, length, capacity, columns), spec.games, section.max_clients, spec.num_agents)
         max_items = max(spec.games, min(section.max_batch, _MAX_ITEMS))
@@ -106,16 +107,9 @@ class Clients:
             refusal=f"{name} learns from actions that its own policy chose: ask for them; dqn, sac, td3 learn from any",
             max_lag=max_lag,
         )  # fmt: skip
-
-        def begin() -> None:
-            inference.warm_up()
-            server.http.open()
-            print("clients:", self.address, flush=True)
-
         return ClientSource(
-            env, act, inference=inference, begin=begin, interrupted=lambda: bool(interrupted),
-            max_lag=max_lag, version=iteration, length=length, carry=carry, explore=explore,
-            server=server, **options,
+            env, act, server=server, inference=inference, interrupted=lambda: bool(interrupted), max_lag=max_lag,
+            version=iteration, length=length, carry=carry, explore=explore, **options,
         )  # fmt: skip
 
 

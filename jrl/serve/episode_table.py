@@ -6,7 +6,7 @@ import dataclasses
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 from jrl.serve.row_rings import RowRings
@@ -16,6 +16,7 @@ from jrl.types import PyTree
 INFO = "external/info/"  # prefix of metrics: mean of each info since the row before
 MAX_INFO_NAMES = 64  # names of infos in a run, so that memory and rows stay bounded
 _MAX_ENDED = 10_000  # ended episodes that the table remembers
+SINGLE = ""  # name of the agent of an episode with a single agent
 UNLEARNED = -1  # column of an episode from which no policy learns
 
 
@@ -51,7 +52,12 @@ class Answer(NamedTuple):
     def build_fields(self, actions: list[PyTree], version: int) -> dict[str, Any]:
         """Return the fields of the answer from the chosen actions and their version."""
         own = {name: actions[index] for name, index in self.indices.items()}
-        return {"actions": own, "version": version, "step": self.step}
+        chosen = {"action": own[SINGLE]} if SINGLE in own else {"actions": own}
+        return {**chosen, "version": version, "step": self.step}
+
+    def wait(self) -> Awaitable[dict[str, Any]]:
+        """Wait for the actions; return the fields of the answer."""
+        return self.pending.wait(self.build_fields)
 
 
 @dataclasses.dataclass(eq=False)
@@ -167,8 +173,9 @@ class EpisodeTable:
         self.finished: collections.deque[tuple[float, int]] = collections.deque(maxlen=_MAX_ENDED)
 
     def add(
-        self, client: str, id: str | None, *, is_learned: bool, policy: str, carry: Callable[[int], PyTree]
-    ) -> ClientEpisode:
+        self, client: str, id: str | None, *, is_learned: bool, policy: str, carry: Callable[[int], PyTree],
+        count: int = 1,
+    ) -> ClientEpisode:  # fmt: skip
         """Add an episode. The caller holds the lock.
 
         Args:
@@ -177,18 +184,19 @@ class EpisodeTable:
           is_learned: whether the run learns from the episode.
           policy: name of the policy.
           carry: column -> memory before an episode.
+          count: number of episodes for which there must be room.
         Raises:
           RequestError: the id exists, or there are too many episodes.
         """
         if id is not None and (id in self.episodes or id in self._ended):
             raise RequestError(409, f"episode_id {id!r} is taken: leave it out, and the server gives an id")
-        if is_learned and not self._free:
+        if is_learned and len(self._free) < count:
             raise RequestError(
                 429,
                 f"{self._max_learned} episodes are in progress, the maximum that the run learns from: end one first",
             )
         unlearned = len(self.episodes) - (self._max_learned - len(self._free))
-        if not is_learned and unlearned >= self._max_unlearned:
+        if not is_learned and unlearned + count > self._max_unlearned:
             raise RequestError(429, f"{unlearned} episodes are in progress, the maximum: end one first")
         episode = ClientEpisode(id or secrets.token_hex(8), client, policy, last_request=time.monotonic())
         place = self._free.pop() if is_learned else 0
@@ -217,8 +225,14 @@ class EpisodeTable:
         owner, _, answer = self._ended.get(id, ("", "", None))
         return answer if owner == client else None
 
-    def remove(self, episode: ClientEpisode, why: str, answer: Any = None) -> None:
-        """Remove an episode and free its columns. The caller holds the lock."""
+    def end(self, episode: ClientEpisode, answer: Any) -> None:
+        """End an episode; its client gets `answer` again if it repeats the request. The caller holds the lock."""
+        self.num_ended += 1
+        if episode.is_learned and episode.length:
+            self.finished.append((episode.total, episode.length))
+        self._remove(episode, "has ended", answer)
+
+    def _remove(self, episode: ClientEpisode, why: str, answer: Any = None) -> None:
         del self.episodes[episode.id]
         if episode.is_learned:
             self._free.append(episode.seats[0].column // self._agents)
@@ -227,19 +241,15 @@ class EpisodeTable:
         if len(self._ended) > _MAX_ENDED:
             self._ended.popitem(last=False)
 
-    def fail(self, episode: ClientEpisode, why: str) -> None:
-        """Break off an episode; the run does not learn from its latest step. The caller holds the lock."""
-        if episode.is_learned and self.rows is not None:
-            self.rows.break_off([seat.column for seat in episode.seats])
-        self.num_failed += 1
-        self.remove(episode, why)
-
     def fail_silent(self, timeout_s: float) -> None:
-        """Break off the episodes whose clients have sent nothing for `timeout_s` seconds."""
+        """Break off episodes whose clients have sent nothing for `timeout_s` s; their latest steps are not learned."""
         with self.lock:
             limit = time.monotonic() - timeout_s
             for episode in [e for e in self.episodes.values() if e.last_request < limit and not e.is_pending]:
-                self.fail(episode, f"has failed: its client sent nothing for {timeout_s:g} s")
+                if episode.is_learned and self.rows is not None:
+                    self.rows.break_off([seat.column for seat in episode.seats])
+                self.num_failed += 1
+                self._remove(episode, f"has failed: its client sent nothing for {timeout_s:g} s")
 
 
 class ClientInfos:
@@ -250,28 +260,24 @@ class ClientInfos:
 
     def __init__(self, *, is_kept: bool):
         self._is_kept = is_kept
-        self._names = set[str]()
-        self._sums: dict[str, tuple[float, int]] = {}
+        self._sums: dict[str, tuple[float, int]] = {}  # by each name of the run: sum and number since the last row
 
     def check(self, infos: Mapping[str, float]) -> None:
         """Raise RequestError if the run would have too many names."""
-        if self._is_kept and len(self._names.union(infos)) > MAX_INFO_NAMES:
-            new = next(name for name in infos if name not in self._names)
+        new = [name for name in infos if name not in self._sums]
+        if self._is_kept and len(self._sums) + len(new) > MAX_INFO_NAMES:
             raise RequestError(
-                422, f"infos/{new}: a run has at most {MAX_INFO_NAMES} names, and has {len(self._names)} already"
+                422, f"infos/{new[0]}: a run has at most {MAX_INFO_NAMES} names, and has {len(self._sums)} already"
             )
 
     def add(self, infos: Mapping[str, float]) -> None:
         """Add the infos of an accepted request."""
-        if not self._is_kept:
-            return
-        self._names.update(infos)
-        for name, x in infos.items():
+        for name, x in infos.items() if self._is_kept else ():
             total, count = self._sums.get(name, (0.0, 0))
             self._sums[name] = total + x, count + 1
 
     def drain(self) -> dict[str, float]:
         """Return the means as metrics, and clear the sums."""
-        means = {INFO + name: total / count for name, (total, count) in sorted(self._sums.items())}
-        self._sums = {}
+        means = {INFO + name: total / count for name, (total, count) in sorted(self._sums.items()) if count}
+        self._sums = dict.fromkeys(self._sums, (0.0, 0))
         return means

@@ -16,13 +16,15 @@ import ssl
 import threading
 import time
 import traceback
+import urllib.parse
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import uvicorn
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from jrl.config.external import ExternalConfig
@@ -33,10 +35,9 @@ from jrl.serve.wire import CLIENT_HEADER, JSON, RequestError, build_error_respon
 _MAX_HEAD = 16_384  # bytes of the head of a request
 _REQUEST_S = 10.0  # seconds from the first to the last byte of a request
 _DRAIN_S, _MAX_DRAINED = 2.0, 128 * 2**20  # limits for reading a refused body, so that the client reads the answer
-_MAX_REFUSED = 256  # connections beyond `max_clients` that get an answer; more are closed at once
+_MAX_REFUSED = 256  # connections beyond `max_clients` that get a refusal; more are closed at once
 _ANY = "*"
 _ORIGIN = re.compile(r"https?://[^\s/?#@*,]+", re.IGNORECASE)
-_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]]+))(?::\d*)?", re.IGNORECASE)
 
 Headers = Mapping[bytes, bytes]  # names in lower case
 
@@ -51,6 +52,7 @@ class Address:
       cfg: section `external`.
     Attributes:
       is_used: whether a server listens or has listened.
+      max_body_bytes: maximum size of a body.
       url: http://HOST:PORT or https://HOST:PORT.
     Raises:
       InputError: the address is in use, not of this machine, or reachable by other machines without a token; invalid
@@ -59,17 +61,13 @@ class Address:
 
     def __init__(self, cfg: ExternalConfig):
         self.cfg, self.token, self.is_used = cfg, _read_token(cfg), False
+        self.max_body_bytes = int(cfg.max_body_mb * 2**20)
         _check_certificate(cfg)
         self.origins = _parse_origins(cfg, self.token)
         self.socket = _bind_socket(cfg, self.token)
         host, port = self.socket.getsockname()[:2]
         name = f"[{host}]" if ":" in host else host
         self.url = f"http{'s' if cfg.certificate else ''}://{name}:{port}"
-
-    @property
-    def max_body_bytes(self) -> int:
-        """Maximum size of a body."""
-        return int(self.cfg.max_body_mb * 2**20)
 
     def close(self) -> None:
         """Free the address."""
@@ -118,29 +116,25 @@ def _read_token(cfg: ExternalConfig) -> bytes | None:
 def _check_certificate(cfg: ExternalConfig) -> None:
     if cfg.certificate is None:
         return
-    for name in ("certificate", "private_key"):
-        if getattr(cfg, name) is not None:
-            resolve(getattr(cfg, name), f"external.{name}", "file")
     try:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(cfg.certificate, cfg.private_key)
     except (OSError, ssl.SSLError) as e:
         raise InputError(f"external.certificate: cannot use {cfg.certificate}: {e}") from e
 
 
-def _parse_origins(cfg: ExternalConfig, token: bytes | None) -> frozenset[bytes]:
+def _parse_origins(cfg: ExternalConfig, token: bytes | None) -> frozenset[str]:
+    if _ANY in cfg.origins and token is None:
+        raise InputError(
+            f"external.origins: {_ANY} lets all pages play that users of this machine open: name the origins, or set "
+            "external.token_file (--token-file)"
+        )
     for origin in cfg.origins:
-        if origin == _ANY:
-            if token is None:
-                raise InputError(
-                    f"external.origins: {_ANY} lets all pages play that users of this machine open: name the origins, "
-                    "or set external.token_file (--token-file)"
-                )
-        elif not _ORIGIN.fullmatch(origin):
+        if origin != _ANY and not _ORIGIN.fullmatch(origin):
             raise InputError(
                 f"external.origins: {origin!r} is not an origin: expected http://HOST or http://HOST:PORT without a "
                 "path"
             )
-    return frozenset(origin.lower().encode() for origin in cfg.origins)
+    return frozenset(origin.lower() for origin in cfg.origins)
 
 
 # ---------------------------------------------------------------- requests
@@ -159,40 +153,22 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: Headers = dict(scope["headers"])
-        scope["state"]["headers"], scope["app"] = headers, self
+        scope["state"]["headers"], scope["app"] = headers, self  # with `app` the router raises HTTPException
         connection: Connection = scope["state"]["connection"]
-        closes = [] if connection.is_admitted else [(b"connection", b"close")]
-        cors_headers: list[tuple[bytes, bytes]] = []
         is_read = False
         self.requests += 1
-
-        async def answer(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                self.refused += message["status"] >= 400
-                message["headers"] += [*cors_headers, *closes]
-            await send(message)
-
         try:
-            _check_connection(connection, scope, headers)
-            if self._token is None:
-                _check_host(headers)
-            cors_headers += self._check_origin(headers)
-            self._check_rate(connection)
-            if _is_preflight(scope, headers):
-                await _build_preflight_response(headers)(scope, receive, answer)
-                return
-            self._check_token(scope, headers)
+            self._check_head(connection, scope, headers)
             scope["state"]["body"] = await self._read_body(headers, receive)
             is_read = True
-            await self._routes(scope, receive, answer)
+            await self._routes(scope, receive, send)
         except (RequestError, HTTPException) as e:
+            self.refused += 1
             error = e if isinstance(e, RequestError) else _convert_error(scope, e)
-            if not is_read and error.status == 400:  # the start of the next request is unknown
-                closes = [(b"connection", b"close")]
-            if is_read or not _has_body(headers):
-                await build_error_response(error)(scope, receive, answer)
+            if is_read:
+                await build_error_response(error)(scope, receive, send)
             else:
-                await self._refuse_body(error, headers, receive, answer)
+                await self._refuse_body(error, connection, headers, receive, send)
         except (ConnectionError, asyncio.CancelledError):  # the client has disconnected, or the server stops
             pass
         except Exception:  # an error in a route must not end the server
@@ -200,33 +176,24 @@ class Gate:
                 return
             traceback.print_exc()
             failed = b'{"error": "the server failed on this request; its log has the traceback"}'
-            await Response(failed, 500, media_type=JSON)(scope, receive, answer)
+            await Response(failed, 500, media_type=JSON)(scope, receive, send)
 
-    def _check_origin(self, headers: Headers) -> list[tuple[bytes, bytes]]:
-        """Return the headers of an answer to a page. Raises RequestError: an origin that the config does not allow.
-
-        A page of any site can reach the ports of its reader's machine. Clients other than pages send no origin.
-        """
-        origin = headers.get(b"origin")
-        if origin is None:
-            return []
-        if _ANY.encode() not in self._origins and origin not in self._origins:
-            raise RequestError(403, f"pages of {_decode_header(origin)} may not play: add it to external.origins")
-        return [(b"access-control-allow-origin", origin), (b"vary", b"Origin")]
-
-    def _check_rate(self, connection: "Connection") -> None:
+    def _check_head(self, connection: "Connection", scope: Scope, headers: Headers) -> None:
+        """Raise RequestError: too many connections or requests, or a host, an origin or a token that is refused."""
+        if not connection.is_admitted:
+            raise RequestError(429, f"there are {self._cfg.max_clients} connections, the maximum: try later")
+        if sum(name == b"host" for name, _ in scope["headers"]) > 1:
+            raise RequestError(400, "Host was sent twice")
+        if self._token is None:
+            _check_host(headers)
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        # a page of any site can reach the ports of its reader's machine; clients other than pages send no origin
+        if b"origin" in headers and _ANY not in self._origins and origin not in self._origins:
+            raise RequestError(403, f"pages of {origin[:200]} may not play: add it to external.origins")
         if rate := self._cfg.max_rate:
-            now, most = time.monotonic(), max(1.0, rate)  # allows the requests of a second at once
-            connection.tokens = min(most, connection.tokens + (now - connection.tokens_time) * rate)
-            connection.tokens_time = now
-            if connection.tokens < 1.0:
-                raise RequestError(429, f"more than {rate:g} requests per second: send several steps in one request")
-            connection.tokens -= 1.0
-
-    def _check_token(self, scope: Scope, headers: Headers) -> None:
-        if self._token is None or scope["path"] == "/v1/health":
-            return
-        if not hmac.compare_digest(headers.get(b"authorization", b""), b"Bearer " + self._token):
+            connection.count_request(rate)
+        expected = b"" if self._token is None or scope["path"] == "/v1/health" else b"Bearer " + self._token
+        if expected and not hmac.compare_digest(headers.get(b"authorization", b""), expected):
             raise RequestError(401, "a token is needed: send the header Authorization: Bearer TOKEN")
 
     async def _read_body(self, headers: Headers, receive: Receive) -> bytes:
@@ -244,16 +211,18 @@ class Gate:
             more = message["more_body"]
         return bytes(body)
 
-    async def _refuse_body(self, e: RequestError, headers: Headers, receive: Receive, send: Send) -> None:
+    async def _refuse_body(
+        self, e: RequestError, connection: "Connection", headers: Headers, receive: Receive, send: Send
+    ) -> None:
         """Answer at once, and drop the body: closing the connection before its end would reset it."""
         response = build_error_response(e)
-        waits = b"expect" in headers  # the client may send the body or another request: the next bytes are ambiguous
-        known = int(headers.get(b"content-length", self._max_bytes + 1))
-        if waits or known > self._max_bytes:
+        more = b"expect" not in headers  # the client may send the body or another request: the next bytes are ambiguous
+        known = int(headers.get(b"content-length", 0))
+        if not (more and connection.is_admitted) or known > self._max_bytes or b"transfer-encoding" in headers:
             response.headers["Connection"] = "close"
         await send({"type": "http.response.start", "status": e.status, "headers": response.raw_headers})
         await send({"type": "http.response.body", "body": response.body, "more_body": True})
-        dropped, more = 0, not waits
+        dropped = 0
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DRAIN_S):
                 while more and dropped < _MAX_DRAINED:
@@ -263,67 +232,28 @@ class Gate:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _check_connection(connection: "Connection", scope: Scope, headers: Headers) -> None:
-    if not connection.is_admitted:
-        most = connection.owner.address.cfg.max_clients
-        raise RequestError(429, f"there are {most} connections, the maximum: try later")
-    for name in (b"host", b"content-length"):  # repeated headers of these names would be ambiguous
-        if len(headers) < len(scope["headers"]) and sum(name == other for other, _ in scope["headers"]) > 1:
-            raise RequestError(400, f"{name.decode().title()} was sent twice")
-
-
 def _check_host(headers: Headers) -> None:
-    """Raise RequestError unless the Host header is localhost or a loopback address.
-
-    Without a token, a page could read from this server by a name that first resolves to its site and then to this
-    machine (DNS rebinding). Clients without the header are not browsers.
-    """
-    host = headers.get(b"host")
-    if host is None:
-        return
-    match = _HOST.fullmatch(host.decode("latin-1"))
-    name = (match[1] or match[2]).lower() if match else ""
+    """Raise RequestError unless the Host header is localhost or a loopback address; only browsers must send it."""
+    # without a token, a page could read by a name that first resolves to its site and then to this machine
+    host = headers.get(b"host", b"localhost").decode("latin-1")
     try:
+        name = urllib.parse.urlsplit(f"//{host}").hostname or ""
         is_local = name == "localhost" or ipaddress.ip_address(name).is_loopback
     except ValueError:
         is_local = False
     if not is_local:
         raise RequestError(
             403,
-            f"Host: expected localhost, 127.0.0.1 or [::1], got {_decode_header(host)}, which may be a page's name for "
+            f"Host: expected localhost, 127.0.0.1 or [::1], got {host[:200]}, which may be a page's name for "
             "this machine: use an expected name, or set external.token_file (--token-file)",
         )
-
-
-def _is_preflight(scope: Scope, headers: Headers) -> bool:
-    """Return whether a request is a CORS preflight, which browsers send without a token."""
-    return scope["method"] == "OPTIONS" and {b"origin", b"access-control-request-method"} <= headers.keys()
-
-
-def _build_preflight_response(headers: Headers) -> Response:
-    allowed = {
-        "Access-Control-Allow-Methods": "GET, POST",
-        "Access-Control-Allow-Headers": f"authorization, content-type, {CLIENT_HEADER}",
-        "Access-Control-Max-Age": "600",
-    }
-    if b"access-control-request-private-network" in headers:
-        allowed["Access-Control-Allow-Private-Network"] = "true"
-    return Response(b"{}", headers=allowed, media_type=JSON)
 
 
 def _convert_error(scope: Scope, e: HTTPException) -> RequestError:
     path = scope["path"][:200]
     if e.status_code == 405:
         return RequestError(405, f"{path} takes {(e.headers or {}).get('Allow')}, not {scope['method'][:20]}")
-    return RequestError(e.status_code, f"there is no {path}: /docs lists the routes")
-
-
-def _has_body(headers: Headers) -> bool:
-    return headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
-
-
-def _decode_header(header: bytes) -> str:
-    return header.decode("latin-1")[:200]
+    return RequestError(e.status_code, f"there is no {path}: /openapi.json lists the routes")
 
 
 # ---------------------------------------------------------------- connections
@@ -332,33 +262,26 @@ def _decode_header(header: bytes) -> str:
 class Connection(HttpToolsProtocol):
     """uvicorn's connection with more limits.
 
-    Connections beyond `max_clients` are refused. The size and time of a request's head are limited. Silent connections
-    and connections whose clients do not read their answers are closed.
+    Connections beyond `max_clients` are refused. The size of a request's head and the time of a request are limited.
+    Silent connections and connections whose clients do not read their answers are closed.
     """
 
     def __init__(self, owner: "HttpServer", *, app_state: dict[str, Any], **options: Any):
         super().__init__(app_state={**app_state, "connection": self}, **options)
         self.owner, self.is_admitted = owner, False
-        # tokens of the rate limit
-        self.tokens_time, self.tokens = time.monotonic(), max(1.0, owner.address.cfg.max_rate)
+        self._tokens_time, self._tokens = time.monotonic(), max(1.0, owner.address.cfg.max_rate)
         self._head_bytes, self._in_body, self._unsent = 0, False, 0
-        self._sent_time = self.tokens_time
-        self._deadline = self.tokens_time + owner.address.cfg.timeout_s
+        self._sent_time = self._tokens_time
+        self._deadline = self._tokens_time + owner.address.cfg.timeout_s
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        admitted = self.owner.admitted
-        self.is_admitted = len(admitted) < self.owner.address.cfg.max_clients
-        if self.owner.is_closed or len(self.connections) - len(admitted) > _MAX_REFUSED:
+        most = self.owner.address.cfg.max_clients
+        self.is_admitted = len(self.connections) <= most
+        if self.owner.is_closed or len(self.connections) > most + _MAX_REFUSED:
             transport.abort()
-        elif self.is_admitted:
-            admitted.add(self)
-        else:
-            self._deadline = self.tokens_time + _REQUEST_S
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.owner.admitted.discard(self)
-        super().connection_lost(exc)
+        elif not self.is_admitted:
+            self._deadline = self._tokens_time + _REQUEST_S
 
     def data_received(self, data: bytes) -> None:
         self._head_bytes += len(data)
@@ -379,20 +302,22 @@ class Connection(HttpToolsProtocol):
         self._deadline = time.monotonic() + self.owner.address.cfg.timeout_s
         super().on_response_complete()
 
+    def count_request(self, rate: float) -> None:
+        """Raise RequestError: more than `rate` requests per second; those of a second may come at once."""
+        now = time.monotonic()
+        self._tokens = min(max(1.0, rate), self._tokens + (now - self._tokens_time) * rate)
+        self._tokens_time = now
+        if self._tokens < 1.0:
+            raise RequestError(429, f"more than {rate:g} requests per second: send several steps in one request")
+        self._tokens -= 1.0
+
     def send_400_response(self, msg: str) -> None:
         self._refuse(RequestError(400, msg))
 
     def _refuse(self, e: RequestError) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:
-            if not self.cycle.more_body:  # earlier requests get their answers, and the connection ends after them
-                self.cycle.keep_alive = False
-                self.flow.pause_reading()
-                return
-            self.cycle.disconnected = True  # the body is invalid
-            self.cycle.message_event.set()
-            if self.cycle.response_started:
-                self.transport.abort()
-                return
+        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+            self.transport.abort()
+            return
         body = build_error_response(e).body
         head = (
             f"HTTP/1.1 {e.status} {http.HTTPStatus(e.status).phrase}", f"Content-Type: {JSON}",
@@ -420,11 +345,15 @@ class HttpServer:
 
     def __init__(self, routes: ASGIApp, address: Address, tick: Callable[[], None]):
         self.address, self.gate, self._tick = address, Gate(routes, address), tick
-        self.admitted: set[Connection] = set()  # connections within `max_clients`
+        app: ASGIApp = self.gate
+        if address.origins:
+            app = CORSMiddleware(
+                app, address.origins, ("GET", "POST"), ("Authorization", CLIENT_HEADER), allow_private_network=True
+            )
         self.is_closed = False  # whether `stop` was called
         connection: Any = functools.partial(Connection, self)
         config = uvicorn.Config(
-            self.gate, http=connection, ws="none", lifespan="off", interface="asgi3", proxy_headers=False,
+            app, http=connection, ws="none", lifespan="off", interface="asgi3", proxy_headers=False,
             log_config=None, access_log=False, server_header=False, date_header=False, backlog=512,
             callback_notify=self._every_second, timeout_notify=0, timeout_graceful_shutdown=1,
             timeout_keep_alive=int(address.cfg.timeout_s) + 1, ssl_certfile=address.cfg.certificate,
@@ -433,6 +362,7 @@ class HttpServer:
         # uvicorn logs invalid requests and disconnected clients; `Gate` prints errors of routes
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         self._uvicorn = uvicorn.Server(config)
+        self.connections = self._uvicorn.server_state.connections
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="jrl-http", daemon=True)
 
@@ -454,7 +384,7 @@ class HttpServer:
     def stop(self) -> None:
         """Stop accepting connections, and close all connections. Called in the server's thread."""
         self.is_closed = self._uvicorn.should_exit = True
-        for connection in list(self._uvicorn.server_state.connections):
+        for connection in list(self.connections):
             connection.transport.abort()
         for task in list(self._uvicorn.server_state.tasks):
             task.cancel()
@@ -473,7 +403,7 @@ class HttpServer:
             runner.run(self._uvicorn.serve(sockets=[self.address.socket]))
 
     async def _every_second(self) -> None:
-        now, connections = time.monotonic(), list[Any](self._uvicorn.server_state.connections)
-        for connection in connections:
+        now = time.monotonic()
+        for connection in list[Any](self.connections):
             connection.close_if_late(now)
         self._tick()

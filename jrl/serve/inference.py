@@ -22,8 +22,6 @@ from jrl.types import COUNTS_STEP, ActOut, EnvSpec, Key, PyTree, element
 STEP = "step"  # key of extras: [N] bool, marks one row per game step
 BUCKET_BOUNDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 1.0)  # seconds
 
-Deliver = Callable[[list[tuple[Item, PyTree, int]]], None]  # items, their actions [*] and the version of the weights
-
 
 class Weights(NamedTuple):
     """Weights that choose actions."""
@@ -173,7 +171,7 @@ class Inference:
       table: table of the episodes.
       program: program that chooses actions.
       initial: column -> memory before an episode.
-      deliver: function that gets the actions, called in this thread.
+      deliver: function that gets items, their actions [*] and the version of the weights, called in this thread.
       max_wait_ms: maximum time from the first item of a batch to the call. A batch with an item of each episode in
         progress does not wait.
     Attributes:
@@ -186,8 +184,8 @@ class Inference:
     """
 
     def __init__(
-        self, table: EpisodeTable, program: ActionProgram, initial: Callable[[int], PyTree], deliver: Deliver, *,
-        max_wait_ms: float,
+        self, table: EpisodeTable, program: ActionProgram, initial: Callable[[int], PyTree],
+        deliver: Callable[[list[tuple[Item, PyTree, int]]], None], *, max_wait_ms: float,
     ):  # fmt: skip
         self._table, self._program, self.initial, self._deliver = table, program, initial, deliver
         self._max_items, self._wait_s = program.sizes[-1], max_wait_ms / 1000
@@ -209,8 +207,8 @@ class Inference:
 
     @property
     def version(self) -> int:
-        """Version of the weights; 0 before the first weights."""
-        return self.weights.version if hasattr(self, "weights") else 0
+        """Version of the weights."""
+        return self.weights.version
 
     def warm_up(self) -> None:
         """Compile all programs."""

@@ -1,7 +1,5 @@
-"""Table of the server's routes, and their description as OpenAPI 3.1 and as an HTML page."""
+"""Table of the server's routes, and their description as OpenAPI 3.1."""
 
-import html
-import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
@@ -48,7 +46,6 @@ class ApiRoute(NamedTuple):
     media_type: str = JSON  # media type of an answer without fields
     schema: Mapping[str, Any] = _ANY  # schema of an answer without fields
     parameters: Sequence[Mapping[str, Any]] = ()
-    needs_token: bool = True  # whether the request needs the server's token
 
 
 def _post(path: str, name: str, summary: str, body: type[Body], answer: Fields, **more: Any) -> ApiRoute:
@@ -87,10 +84,9 @@ ROUTES = (
     _get("/v1/weights", "weights", "Returns the weights; 204 if they have this version.",
          media_type=NPZ, schema=_BINARY, parameters=[_POLICY, _NEWER]),
     _get("/v1/policies", "policies", "Returns the policies and their spaces."),
-    _get("/v1/health", "health", "Returns the state of the server, without a token.", needs_token=False),
+    _get("/v1/health", "health", "Returns the state of the server, without a token."),
     _get("/metrics", "metrics", "Returns metrics in Prometheus' format.", media_type="text/plain", schema=_TEXT),
     _get("/openapi.json", "openapi", "Returns this description."),
-    _get("/docs", "docs", "Returns this description as a page.", media_type="text/html", schema=_TEXT),
 )  # fmt: skip
 
 
@@ -110,6 +106,7 @@ def build_document(
     paths: dict[str, Any] = {}
     for route in ROUTES:
         paths[route.path] = {route.method.lower(): _describe_route(route, is_multi_agent=bool(agents))}
+    paths["/v1/health"]["get"]["security"] = []
     paths["/v1/weights"]["get"]["responses"]["204"] = {"description": "the weights have this version"}
     return {
         "openapi": "3.1.0",
@@ -141,7 +138,7 @@ def _describe_route(route: ApiRoute, *, is_multi_agent: bool) -> dict[str, Any]:
             "content": {JSON: {"schema": {"$ref": _REF + "Error"}}},
         },
     }
-    return operation if route.needs_token else {**operation, "security": []}
+    return operation
 
 
 def _build_content(schema: dict[str, Any]) -> dict[str, Any]:
@@ -208,22 +205,3 @@ def _build_union(kinds: Sequence[Space], *sizes: int) -> dict[str, Any]:
     """Return the schema of an element of any of the spaces; `sizes` as in `build_schema`."""
     schemas = [build_schema(space, *sizes) for space in dict.fromkeys(kinds)]
     return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
-
-
-def build_page(document: Mapping[str, Any]) -> str:
-    """Return the document as an HTML page."""
-    rows = []
-    for path, methods in document["paths"].items():
-        for method, route in methods.items():
-            body = route.get("requestBody", {}).get("content", {}).get(JSON, {}).get("schema", {})
-            required = body.get("required", ())
-            fields = ", ".join(f"<b>{f}</b>" if f in required else f for f in body.get("properties", ()))
-            cells = (method.upper(), path, html.escape(route["summary"]), fields)
-            rows.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
-    spaces = {name: document["components"]["schemas"][name] for name in ("Observation", "Action")}
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>jrl</title><h1>jrl</h1>'
-        "<p>A policy behind HTTP. Fields in bold are required. <a href='/openapi.json'>OpenAPI</a>, "
-        f"<a href='/metrics'>metrics</a>.</p><table>{''.join(rows)}</table>"
-        f"<h2>Spaces</h2><pre>{html.escape(json.dumps(spaces, indent=1))}</pre></html>"
-    )

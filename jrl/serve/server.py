@@ -10,7 +10,6 @@ import itertools
 import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -22,19 +21,17 @@ from starlette.types import Receive, Scope, Send
 
 from jrl import spaces
 from jrl.serve import bodies, openapi, space_values, wire
-from jrl.serve.bodies import AgentEndRequest, TurnRequest, parse_body
+from jrl.serve.bodies import TurnRequest, parse_body
 from jrl.serve.client_inference import ClientInference
-from jrl.serve.episode_table import UNLEARNED, Answer, ClientEpisode, EpisodeTable, Item, PendingActions, Seat
+from jrl.serve.episode_table import SINGLE, UNLEARNED, Answer, ClientEpisode, EpisodeTable, Item, PendingActions, Seat
 from jrl.serve.http_server import Address, HttpServer
 from jrl.serve.inference import Inference, zeros
 from jrl.serve.openapi import ROUTES, ApiRoute
-from jrl.serve.space_values import FLAG, INTEGER, NUMBER
+from jrl.serve.space_values import FLAG, INTEGER, LARGEST, NUMBER
 from jrl.serve.wire import NPZ, RequestError
 from jrl.spaces_json import plain, space_to_json
 from jrl.types import Dict, Leaf, PyTree, Space, element
 
-SINGLE = ""  # name of the agent of an episode with a single agent
-_LARGE = 2**18  # bytes of a body above which another thread decodes the body, so that other clients do not wait
 # an episode of a client without the header belongs to every client that knows the id: the id must not be guessable
 _NO_CLIENT = (
     "episode_id: expected the header Jrl-Client with it: send the header, the same in all requests, or leave "
@@ -109,16 +106,14 @@ class Server:
         self.table, self.address, self._cfg = table, address, address.cfg
         self.by_name: dict[str, ServedPolicy] = {}
         routes = [Route(route.path, _RouteApp(self, route), methods=[route.method]) for route in ROUTES]
-        self.http = HttpServer(Router([*routes, Route("/", routes[-1].endpoint)]), address, self._tick)
+        self.http = HttpServer(Router(routes), address, self._tick)
         self._is_interrupted = is_interrupted
-        self.decoders = ThreadPoolExecutor(1, "jrl-bodies")
         self._start_time = time.monotonic()
         self._num_once = 0  # requests without an episode
 
     def close(self) -> None:
         """Close all connections, and the threads that choose actions."""
         self.http.close()
-        self.decoders.shutdown(cancel_futures=True)
         for policy in self.by_name.values():
             policy.inference.close()
             policy.client_inference.close()
@@ -149,22 +144,11 @@ class Server:
         most = self._cfg.max_batch
         if body.episode_id is not None or body.count > most:
             raise RequestError(422, f"count: expected 1 to {most}, without episode_id: the server gives the ids")
-        episodes: list[ClientEpisode] = []
-        try:
-            for _ in range(body.count):
-                episodes.append(add())
-        except RequestError:
-            for episode in episodes:
-                self.table.remove(episode, "was never started")
-            raise
-        return {"episode_ids": [episode.id for episode in episodes], **fields}
+        ids = [add(count=left).id for left in range(body.count, 0, -1)]  # there is room for all, or none begins
+        return {"episode_ids": ids, **fields}
 
     def action(self, call: Call, id: str) -> Awaitable[dict[str, Any]]:
-        body = parse_body(bodies.ActionRequest, call.fields)
-        answer = self._answer_single(call, id, body)
-        index, step = answer.indices[SINGLE], answer.step
-        build_fields = lambda actions, version: {"action": actions[index], "version": version, "step": step}
-        return answer.pending.wait(build_fields)
+        return self._answer_single(call, id, parse_body(bodies.ActionRequest, call.fields)).wait()
 
     def log(self, call: Call, id: str) -> Awaitable[dict[str, Any]]:
         body = parse_body(bodies.LogRequest, call.fields)
@@ -173,8 +157,7 @@ class Server:
 
     def turn(self, call: Call, id: str) -> Awaitable[dict[str, Any]]:
         body = parse_body(TurnRequest, call.fields)
-        answer = self._answer_turn(self._find_episode(call, id, is_single=False), body)
-        return answer.pending.wait(answer.build_fields)
+        return self._answer_turn(self._find_episode(call, id, is_single=False), body).wait()
 
     def reward(self, call: Call, id: str) -> dict[str, Any]:
         episode = self.table.find(id, call.client)
@@ -199,24 +182,18 @@ class Server:
             body = parse_body(bodies.EndRequest, call.fields)
             observations, rewards = {SINGLE: body.observation}, {SINGLE: body.reward}
         else:
-            body = parse_body(AgentEndRequest, call.fields)
+            body = parse_body(bodies.AgentEndRequest, call.fields)
             observations, rewards = body.observations, body.rewards
-        agents = policy.agents
-        self.table.infos.check(body.infos)
-        self._check_step(episode, body.step)
-        rewards = _parse_rewards(agents, episode, rewards, allow_early=policy.is_single)
-        _check_agents(agents, observations, "observations")
-        obs = {
-            name: _parse_observation(agents[name], x, _label("observations", name), acts=False)
-            for name, x in observations.items()
-        }
-        for name, agent in agents.items():
-            if episode.seats[agent.number].is_active and name not in obs:
-                obs[name] = _fill_observation(agents, name, truncated=body.truncated)
-        items, answer = self._end_episode(episode, obs, rewards, truncated=body.truncated)
-        self.table.infos.add(body.infos)
-        policy.inference.request(items)
-        return answer
+        seats = {name: episode.seats[agent.number] for name, agent in policy.agents.items()}
+        ended = {name for name, seat in seats.items() if seat.has_ended}
+        observations = {name: x for name, x in observations.items() if name not in ended}
+        last = {name: True for name, seat in seats.items() if seat.is_active or name in observations}
+        turn = TurnRequest.model_construct(
+            observations=observations, rewards=rewards, step=body.step, infos=body.infos, truncated=last,
+            terminated={} if body.truncated else last,
+        )  # fmt: skip
+        policy.inference.request(self._end_episode(self._parse_turn(episode, turn)))
+        return self.table.find_end_answer(id, call.client)
 
     def once(self, call: Call) -> Awaitable[dict[str, Any]]:
         body = parse_body(bodies.OnceRequest, call.fields)
@@ -304,9 +281,8 @@ class Server:
     def _policy_of(self, episode: ClientEpisode) -> ServedPolicy:
         return self.by_name[episode.policy]
 
-    def _add_episode(self, client: str, policy: str, id: str | None = None, *, is_learned: bool) -> ClientEpisode:
-        carry = self.by_name[policy].inference.initial
-        return self.table.add(client, id, is_learned=is_learned, policy=policy, carry=carry)
+    def _add_episode(self, client: str, policy: str, id: str | None = None, **options: Any) -> ClientEpisode:
+        return self.table.add(client, id, policy=policy, carry=self.by_name[policy].inference.initial, **options)
 
     def _find_episode(self, call: Call, id: str, *, is_single: bool) -> ClientEpisode:
         """Return an episode with a single agent or with several. Raises RequestError."""
@@ -360,9 +336,9 @@ class Server:
         rewards = _parse_rewards(agents, episode, body.rewards, allow_early=policy.is_single)
         # an agent with both flags is terminated
         for field, flags in (("truncated", body.truncated), ("terminated", body.terminated)):
-            _check_agents(agents, flags, field, episode)
+            _check_agents(agents, episode, flags, field)
             ends |= {name: field == "truncated" for name, has_ended in flags.items() if has_ended}
-        _check_agents(agents, body.observations, "observations", episode)
+        _check_agents(agents, episode, body.observations, "observations")
         obs = {
             name: _parse_observation(agents[name], x, _label("observations", name), acts=name not in ends)
             for name, x in body.observations.items()
@@ -421,40 +397,29 @@ class Server:
             answers.append(turn.episode.answer)
         return answers
 
-    def _end_episode(
-        self, episode: ClientEpisode, obs: Mapping[str, PyTree], rewards: Mapping[str, float], *, truncated: bool
-    ) -> tuple[list[Item], dict[str, Any]]:
-        """End an episode with its agents' last observations; return its last items and the answer."""
-        agents, items, table = self._policy_of(episode).agents, list[Item](), self.table
-        for name, x in obs.items():
-            if not (seat := episode.seats[agents[name].number]).has_ended:
-                items += seat.end(x, rewards.get(name, 0.0), truncated=truncated)
-        table.num_ended += 1
+    def _end_episode(self, turn: _Turn) -> list[Item]:
+        """End an episode with the last turn of its agents; return its last items."""
+        items, episode, agents = self._build_items(turn), turn.episode, self._policy_of(turn.episode).agents
         answer: dict[str, Any] = {"return": episode.total, "length": episode.length}
         if SINGLE not in agents:
             answer["returns"] = {name: episode.seats[agent.number].total for name, agent in agents.items()}
-        if episode.is_learned and episode.length:
-            table.finished.append((episode.total, episode.length))
-        table.remove(episode, "has ended", answer)
-        return items, answer
+        self.table.end(episode, answer)
+        return items
 
     def _step(
         self, episodes: list[ClientEpisode], results: tuple[PyTree, ...], chosen: Mapping[str, Any] = {}
     ) -> list[Item]:
         """Return the items of a step of N episodes with a single agent; a new episode replaces an ended episode.
 
-        Args:
-          episodes: N episodes.
-          results: return value of `_parse_results`, [N, *].
-          chosen: fields [N, *] of Items for actions that the client chose.
+        `results` [N, *]: see `_parse_results`; `chosen` [N, *]: fields of Items for actions that the client chose.
         """
         obs, rewards, truncated, has_ended, last_obs = results
         items: list[Item] = []
         for i, episode in enumerate(episodes):
             reward = {SINGLE: float(rewards[i])}
             if has_ended[i]:
-                last = {SINGLE: _slice(last_obs, i)}
-                items += self._end_episode(episode, last, reward, truncated=bool(truncated[i]))[0]
+                ends = {SINGLE: bool(truncated[i])}
+                items += self._end_episode(_Turn(episode, {SINGLE: _slice(last_obs, i)}, reward, ends=ends))
                 episode = self._add_episode(episode.client, episode.policy, is_learned=episode.is_learned)
                 reward = {}
             actions = {SINGLE: _slice(chosen, i)} if chosen else {}
@@ -505,7 +470,7 @@ class Server:
         values: dict[str, tuple[str, float]] = {
             "requests_total": ("counter", gate.requests),
             "refused_total": ("counter", gate.refused),
-            "connections": ("gauge", len(self.http.admitted)),
+            "connections": ("gauge", len(self.http.connections)),
             "episodes": ("gauge", len(table.episodes)),
             "episodes_begun_total": ("counter", table.num_started),
             "episodes_ended_total": ("counter", table.num_ended),
@@ -532,9 +497,6 @@ class Server:
             max_episodes=self._cfg.max_batch, has_token=self.address.token is not None,
         )  # fmt: skip
 
-    def docs(self, call: Call) -> Response:
-        return Response(openapi.build_page(self.openapi(call)), media_type="text/html")
-
 
 class _RouteApp:
     """ASGI application of a route: decodes the body, calls the server's method and encodes the answer."""
@@ -546,14 +508,7 @@ class _RouteApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers, body, server = scope["state"]["headers"], scope["state"]["body"], self._server
-        fields: dict[str, Any] = {}
-        if self._has_body:
-            max_bytes = server.address.max_body_bytes
-            if len(body) > _LARGE:
-                loop = asyncio.get_running_loop()
-                fields = await loop.run_in_executor(server.decoders, wire.decode, body, headers, max_bytes)
-            else:
-                fields = wire.decode(body, headers, max_bytes)
+        fields = wire.decode(body, headers, server.address.max_body_bytes) if self._has_body else {}
         query = QueryParams(scope["query_string"]) if scope["query_string"] else {}
         call = Call(fields, wire.read_client_name(headers), query)
         with server.table.lock:
@@ -580,11 +535,7 @@ def _deliver(chosen: list[tuple[Item, PyTree, int]]) -> None:
 def _parse_observation(
     agent: ServedAgent, x: Any, name: str, lead: tuple[int, ...] = (), *, acts: bool = True
 ) -> PyTree:
-    """Return observations [*lead, *].
-
-    With `acts`, a mask that allows no action is refused, because it would end the run. An episode's last observation
-    may have such a mask.
-    """
+    """Return observations [*lead, *]; `acts`: refuse masks that allow no action, which would end the run."""
     obs = space_values.parse_value(agent.observation, x, name, lead)
     mask = obs.get(spaces.ACTION_MASK) if acts and isinstance(agent.observation, Dict) else None
     if mask is not None and not spaces.any_allowed(agent.action, mask).all():
@@ -598,13 +549,13 @@ def _label(field: str, agent: str) -> str:
 
 
 def _check_agents(
-    agents: Mapping[str, ServedAgent], names: Collection[str], field: str, episode: ClientEpisode | None = None
+    agents: Mapping[str, ServedAgent], episode: ClientEpisode, names: Collection[str], field: str
 ) -> None:
-    """Check that all names are agents that have not ended in `episode`."""
+    """Check that all names are agents that have not ended."""
     for name in names:
         if name not in agents:
             raise RequestError(422, f"{field}: there is no agent {name[:80]!r}: expected {', '.join(agents)[:200]}")
-        if episode is not None and episode.seats[agents[name].number].has_ended:
+        if episode.seats[agents[name].number].has_ended:
             raise RequestError(409, f"{field}/{name}: it has ended in episode {episode.id!r}: leave it out")
 
 
@@ -612,14 +563,16 @@ def _parse_rewards(
     agents: Mapping[str, ServedAgent], episode: ClientEpisode, by_agent: Mapping[str, Any], *, allow_early: bool = False
 ) -> dict[str, float]:
     """Return rewards by agent. `allow_early`: accept a reward before the agent's first action."""
-    _check_agents(agents, by_agent, "rewards", episode)
+    _check_agents(agents, episode, by_agent, "rewards")
     rewards: dict[str, float] = {}
     for name, x in by_agent.items():
         seat, label = episode.seats[agents[name].number], _label("rewards", name)
         reward = space_values.parse_number(x, label)
         if reward and not seat.steps and not allow_early:
             raise RequestError(409, f"{label}: it has no action yet that a reward could be for: leave it out")
-        space_values.add_reward(seat.reward, reward, label)
+        if abs(total := seat.reward + reward) > LARGEST:
+            expected = f"{label}: expected a sum of at most {LARGEST:g} since the latest action"
+            raise RequestError(422, f"{expected}, got {total:g}: {space_values.FIX}")
         rewards[name] = reward
     return rewards
 
@@ -632,7 +585,7 @@ def _parse_actions(
         ("actions", body.actions, acting, "observations of acting agents"),
         ("log_probs", body.log_probs, body.actions, "actions"),
     ):
-        _check_agents(policy.agents, by_agent, field, episode)
+        _check_agents(policy.agents, episode, by_agent, field)
         if unexpected := [name for name in by_agent if name not in allowed]:
             raise RequestError(422, f"{field}/{unexpected[0]}: it is not among the {allowed_name}")
     fields = {}

@@ -12,16 +12,7 @@ NUMBER, INTEGER, FLAG = Box(()), Box((), "int32"), Box((), "bool")
 # Largest absolute value of a number in a request. Losses square numbers, and gradients multiply them: an update with a
 # larger number may not be finite in float32, and would end the run of all clients.
 LARGEST = 1e9
-_FIX = "scale the environment's numbers down"
-
-
-def add_reward(total: float, reward: float, name: str) -> float:
-    """Return the sum of rewards since an action. Raises RequestError: the sum is beyond `LARGEST`."""
-    total += reward
-    if abs(total) > LARGEST:
-        expected = f"{name}: expected a sum of at most {LARGEST:g} since the latest action"
-        raise RequestError(422, f"{expected}, got {total:g}: {_FIX}")
-    return total
+FIX = "scale the environment's numbers down"
 
 
 def parse_value(space: Space, x: Any, name: str, lead: tuple[int, ...] = ()) -> PyTree:
@@ -75,7 +66,7 @@ def parse_array(leaf: Leaf, x: Any, lead: tuple[int, ...], name: str) -> np.ndar
         raise error(" of finite numbers, got some that are not")
     if dtype.kind == "f":
         if array.dtype.kind != "b" and ((array > LARGEST) | (array < -LARGEST)).any():
-            raise error(f" of numbers from {-LARGEST:g} to {LARGEST:g}, got some beyond: {_FIX}")
+            raise error(f" of numbers from {-LARGEST:g} to {LARGEST:g}, got some beyond: {FIX}")
         return array.astype(dtype, copy=False)
     if array.dtype.kind == "f" and (array != np.floor(array)).any():
         raise error(" of whole numbers, got fractions")

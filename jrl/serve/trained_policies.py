@@ -17,11 +17,11 @@ from jrl.host import interruption
 from jrl.play import actor
 from jrl.play.actor import Actor
 from jrl.run.store import checkpoint
-from jrl.serve.client_inference import DEFAULT_ROWS, ClientInference, build_best_choice
-from jrl.serve.episode_table import EpisodeTable
+from jrl.serve.client_inference import ClientInference, build_best_choice
+from jrl.serve.episode_table import SINGLE, EpisodeTable
 from jrl.serve.http_server import Address
 from jrl.serve.inference import ActionProgram, Inference, Weights
-from jrl.serve.server import SINGLE, ServedAgent, ServedPolicy, Server
+from jrl.serve.server import ServedAgent, ServedPolicy, Server
 from jrl.types import PyTree
 
 _POLL_S = 2.0  # seconds between two checks for a better checkpoint
@@ -52,7 +52,8 @@ def serve(
         raise
     server = Server(EpisodeTable(None, 0, cfg.max_clients * cfg.max_batch), address)
     try:
-        inferences = {name: _add_policy(server, name, loaded, cfg) for name, loaded in actors.items()}
+        for name, loaded in actors.items():
+            _add_policy(server, name, loaded, cfg)
         gc.freeze()  # compiled programs: a full collection would stop all requests for 0.1 s
         server.http.open()
         print("clients:", address.url, flush=True)
@@ -65,11 +66,11 @@ def serve(
             for name, (path, policy) in paths.items() if follow else ():
                 if (other := _load_other(path, best, actors[name], policy)) is not None:
                     actors[name] = other
-                    inferences[name].publish(_build_weights(other))
+                    server.by_name[name].inference.publish(_build_weights(other))
                     print(f"{name}: {other.checkpoint}", flush=True)
-            for inference in inferences.values():
-                if inference.failure is not None:
-                    raise inference.failure
+            for served in server.by_name.values():
+                if served.inference.failure is not None:
+                    raise served.inference.failure
     finally:
         server.close()
         gc.unfreeze()
@@ -105,25 +106,21 @@ def _build_weights(loaded: Actor) -> Weights:
     return Weights(loaded.weights, jax.device_put(jax.random.key(0)), int(loaded.meta["iteration"]))
 
 
-def _add_policy(server: Server, name: str, loaded: Actor, cfg: ExternalConfig) -> Inference:
+def _add_policy(server: Server, name: str, loaded: Actor, cfg: ExternalConfig) -> None:
     memory: PyTree = jax.tree.map(lambda x: np.asarray(x)[0], jax.device_get(loaded.algo.carry(1)))
     spec = loaded.spec._replace(agents=(), kinds=())  # each agent plays its own episode
     program = ActionProgram(loaded.algo.act, loaded.to_env(), spec, None, explore=False, max_items=_MAX_ITEMS)
     inference = Inference(server.table, program, lambda column: memory, server.deliver, max_wait_ms=cfg.max_wait_ms)
     inference.publish(_build_weights(loaded))
     inference.warm_up()
-    algorithm = config.algo_name(loaded.config)
-    client_inference = ClientInference(
-        algorithm, build_best_choice(loaded.algo.act), loaded.algo.carry(1), spec, loaded.to_env(),
-        explore=False, clips=False, random_steps=0, rows=DEFAULT_ROWS,
-    )  # fmt: skip
+    algorithm, choice = config.algo_name(loaded.config), build_best_choice(loaded.algo.act)
+    client_inference = ClientInference(algorithm, choice, loaded.algo.carry(1), spec, loaded.to_env(), explore=False)
     agent = ServedAgent(0, 0, loaded.observation_space, spec.env_action or spec.action, spec.action, None)
     has_memory = bool(jax.tree.leaves(memory)) and loaded.config.network.recurrent
     server.by_name[name] = ServedPolicy(
         algorithm, {SINGLE: agent}, inference, client_inference, learns=False, refusal=_REFUSAL,
         has_memory=has_memory,
     )  # fmt: skip
-    return inference
 
 
 def _load_other(path: str, best: bool | None, current: Actor, policy: str | None) -> Actor | None:

@@ -4,13 +4,12 @@ import gc
 import threading
 
 import numpy as np
-import pytest
 import serving
 from serving import asked
 
 from jrl.serve.client import PolicyClient
 from jrl.serve.episode_table import UNLEARNED, ClientEpisode, EpisodeTable, Item, Seat
-from jrl.serve.inference import BUCKET_BOUNDS, ChosenActions, Histogram, Inference, Weights
+from jrl.serve.inference import ChosenActions, Inference, Weights
 
 OBS = [0.1, 0.2, 0.3, 0.4]
 
@@ -93,15 +92,3 @@ def test_an_item_is_in_the_next_call():
     inference.close()
     assert sum(inference.waits.counts) == number
     assert sum(inference.calls.counts) == 21
-
-
-def test_a_histogram_counts_each_value_once():
-    histogram_ = Histogram()
-    values = [*BUCKET_BOUNDS, 0.0, 7.0, 0.0041]
-    for value in values:
-        histogram_.add(value)
-    assert histogram_.total == pytest.approx(sum(values), rel=1e-12)  # Python 3.12 adds floats up more exactly
-    lines = histogram_.format("x", 'policy="a"').splitlines()
-    for line, bound in zip(lines, [*BUCKET_BOUNDS, np.inf], strict=False):
-        assert line.rsplit(" ", 1)[1] == str(sum(value <= bound for value in values))
-    assert lines[-1] == f'x_count{{policy="a"}} {len(values)}'

@@ -78,7 +78,7 @@ def rules(monkeypatch):
         pytest.param("dqn", "CartPole-v1", "remote", "lstm", marks=pytest.mark.slow),
         pytest.param("dqn", "CartPole-v1", "local", "lstm", marks=pytest.mark.slow),
         ("dqn", "rules", "remote", None),
-        ("dqn", "rules", "local", None),
+        pytest.param("dqn", "rules", "local", None, marks=pytest.mark.slow),
         pytest.param("sac", "Pendulum-v1", "remote", None, marks=pytest.mark.slow),
         pytest.param("td3", "Pendulum-v1", "local", None, marks=pytest.mark.slow),
     ],
@@ -122,73 +122,6 @@ def test_a_clients_rows_equal_those_of_the_environment(algo, env_id, mode, core,
     assert rows > (60 if env_id == "rules" else 80)
     assert ends > 0 or env_id == "Pendulum-v1"
     assert len(masks) > 2 or env_id != "rules"
-
-
-@pytest.mark.parametrize(
-    "core", [pytest.param("lstm", marks=pytest.mark.slow), pytest.param("gru", marks=pytest.mark.slow)]
-)
-def test_rows_of_a_client_have_the_memory_before_the_step(core):
-    """Rows are matched by their observations with the played episodes, for which the test computes the memory."""
-    network = {"core": {"name": core, "size": 4}, "shared": core == "lstm"}
-    cfg = serving.settings("impala", envs=2, network=network, external={"max_lag": 1000})
-    clients, stop, seen = Clients(), threading.Event(), []
-
-    def play():
-        serving.listening(clients.address)
-        client = PolicyClient(clients.address, patience_s=0.0, inference_mode="local")
-        ids, rng = client.start_episodes(2), np.random.default_rng(0)
-        while not stop.is_set():
-            obs, t = rng.normal(size=(2, 4)).astype(np.float32), len(seen)
-            over = rng.random(2) < (0.2 if t else 0.0)
-            seen.append((obs, over))
-            try:
-                ids = client.steps(ids, obs, np.ones(2), truncated=over, final_observations=-obs).episodes
-            except (EpisodeLost, ConnectionError):
-                break
-        client.close()
-
-    with clients.open(cfg.external):
-        thread = threading.Thread(target=play, daemon=True)
-        thread.start()
-        run = build.run(cfg, external=clients.source(cfg, 0, []))
-        state = run.program.init(0)
-        actor = run.program.actor(state)
-        found = []
-        while len(found) < 12 or (sum(not rollout.mask[0].all() for rollout in found) < 6 and len(found) < 300):
-            found.append(jax.device_get(run.program.collect(state, 0, len(found))[1]))
-        stop.set()
-        thread.join(10)
-        run.program.close()
-    choice = jax.jit(lambda obs, carry: run.algo.choice(actor, obs, carry, True))
-    start = carry = jax.device_get(run.algo.carry(2))
-    where, memory, last = {}, [], {}
-    for t, (obs, over) in enumerate(seen):
-        last |= {x.tobytes(): (carry, i) for i, x in enumerate(-obs) if over[i]}
-        carry = jax.tree.map(lambda first, x, over=over: np.where(over[:, None], first, x), start, carry)
-        before, (dist, carry) = carry, jax.device_get(choice(obs, carry))
-        memory.append((before, dist))
-        where |= {x.tobytes(): (t, i) for i, x in enumerate(obs)}
-    rows, within, finals = 0, 0, 0
-    for rollout in found:
-        for b in range(2):
-            first = rollout.obs[0, b].tobytes()
-            if rollout.mask[0, b]:
-                t, i = where[first]
-                within, expected = within + int(t > 0 and not seen[t][1][i]), memory[t][0]
-            elif first in last:
-                finals, (expected, i) = finals + 1, last[first]
-            else:
-                continue  # padding of an empty column
-            for mine, its in zip(jax.tree.leaves(rollout.carry), jax.tree.leaves(expected), strict=True):
-                np.testing.assert_allclose(mine[b], its[i], atol=1e-5)
-            for k in np.flatnonzero(rollout.mask[:, b]):
-                t, i = where[rollout.obs[k, b].tobytes()]
-                log_prob = memory[t][1].log_prob(np.repeat(rollout.action[k, b], 2))[i]
-                np.testing.assert_allclose(rollout.extras["log_prob"][k, b], log_prob, atol=1e-5)
-                rows += 1
-    assert rows > 100
-    assert within > 5  # columns that begin within an episode, or with its last observation
-    assert finals > 3
 
 
 def _after_listening(clients, env, seed, stop, mode, wrong):

@@ -25,7 +25,7 @@ REQUESTS = [
 ]
 DROPPED = [12, 13, 14, 15]  # numbers of steps
 OLD = [[[0] * 5], *[[[0] * 4]] * 6]  # a client that never fetches weights
-CASES = [("ppo", MOST, REQUESTS, DROPPED), ("appo", MOST, REQUESTS, DROPPED), ("impala", None, OLD, [])]
+CASES = [("ppo", MOST, REQUESTS, DROPPED), ("impala", None, OLD, [])]
 
 
 def _learner(run, found, count):

@@ -28,19 +28,11 @@ def of(path, **external):
 
 
 def test_spaces_are_those_of_the_runs_environment(pendulum):
-    cfg = of(pendulum)
     like = config.from_dict({"algo": {"name": "ppo"}, "env": {"id": "Pendulum-v1", "num_envs": 2}, "external": {}})
     expected = build_collect.make_vectors(like, 1, 0)[0].spec._replace(max_episode_steps=None)
     assert expected.env_action is not None
     for path in (pendulum, checkpoint.locate(pendulum)):
         assert build_collect.make_vectors(of(path), 1, 0)[0].spec == expected
-    with serving.running(cfg) as run:
-        found = serving.asked(run.address, "GET", "/v1/policies")[1]["policies"]["default"]
-        assert (found["observation"]["shape"], found["action"]["shape"]) == ([3], [1])
-        id = serving.asked(run.address, "POST", "/v1/episodes", {})[1]["episode_id"]
-        status, answer = serving.asked(run.address, "POST", f"/v1/episodes/{id}/action", {"observation": [0.0] * 3})
-        assert status == 200
-        assert -2.0 <= answer["action"][0] <= 2.0
 
 
 def test_a_missing_run_has_one_clear_error(pendulum, tmp_path):

@@ -36,8 +36,7 @@ def test_the_commands(tmp_path, monkeypatch, capsys):
     commands = [shlex.split(line) for line in re.findall(r"^python -m jrl\.serve (.+)$", PAGE, re.M)]
     learning = [args for args in commands if "external.observation={box: [4]}" in args]
     [serving] = [args for args in commands if "--no-learn" in args]
-    [copying] = [args for args in commands if "--write-client" in args]
-    assert len(learning) + 2 == len(commands)
+    assert len(learning) + 1 == len(commands)
     port, played = free_port(), []
     address = f"http://127.0.0.1:{port}"
 
@@ -59,8 +58,6 @@ def test_the_commands(tmp_path, monkeypatch, capsys):
         rows[-1]
     )
     assert len(played) > 20
-    assert __main__.main(copying) == 0
-    assert Path(copying[-1]).exists()
     found = []
 
     def ask():

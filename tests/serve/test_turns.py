@@ -143,10 +143,6 @@ def written(directories):
 POLICIES = {
     "one policy": (ALIKE, {}),
     "a policy each": (ALIKE, {"mapping": "by_agent"}),
-    "two policies": (
-        ALIKE,
-        {"policies": {"x": {}, "y": {"network": {"hidden": [4]}}}, "mapping": {"b": "y", ".*": "x"}},
-    ),
     "different spaces": (DIFFERENT, {}),
 }
 
@@ -219,7 +215,8 @@ def test_rows_are_the_steps_of_each_agents_turns(name, tmp_path):
     assert games > 5
     lengths = [x for _, report in found[-1:] for x in report.window_length if np.isfinite(x)]
     returns = [x for _, report in found[-1:] for x in report.window_return if np.isfinite(x)]
-    assert sorted(zip(returns, lengths, strict=True)) == sorted((float(r), float(n)) for r, n in message[:games])
+    latest = message[:games][-len(returns) :]  # what the window holds
+    assert sorted(zip(returns, lengths, strict=True)) == sorted((float(r), float(n)) for r, n in latest)
     leads = [rollout.extras[COUNTS_STEP] & rollout.mask for rollout, _ in found]
     steps = sum(int(report.steps) for _, report in found)
     assert sum(map(np.sum, leads)) >= steps > 0
@@ -300,6 +297,7 @@ WRONG = [
     ("end", {"infos": {"": 1.0}}, 422, "infos: expected names"),
     ("end", {"observation": OBS}, 400, "unknown field"),
     ("end", {"truncated": True}, 400, "observations/a is missing"),
+    ("end", {"observations": {"d": OBS}}, 422, "observations: there is no agent 'd'"),
 ]
 
 
@@ -320,14 +318,13 @@ def game(run):
     yield id
     stop.set()
     thread.join(5)
-    assert asked(run.address, "POST", f"/v1/episodes/{id}/end", {})[0] == 200
+    assert asked(run.address, "POST", f"/v1/episodes/{id}/end", {"observations": {"c": OBS}})[0] == 200  # c: ignored
 
 
-@pytest.mark.parametrize(("what", "body", "status", "message"), WRONG)
-def test_an_invalid_turn_has_one_clear_error(run, game, what, body, status, message):
-    found = asked(run.address, "POST", f"/v1/episodes/{game}/{what}", body)
-    assert found[0] == status, found
-    assert message in found[1]["error"]
+def test_an_invalid_turn_has_one_clear_error(run, game):
+    for what, body, status, message in WRONG:
+        found = asked(run.address, "POST", f"/v1/episodes/{game}/{what}", body)
+        assert (found[0], message in found[1]["error"]) == (status, True), (what, body, found)
 
 
 def test_the_sum_of_rewards_between_turns_is_limited(run):
@@ -340,16 +337,6 @@ def test_the_sum_of_rewards_between_turns_is_limited(run):
     both = {"turns": {id: {"observations": {"b": OBS}, "rewards": {"a": 6e8}}}}
     assert asked(run.address, "POST", "/v1/turns", both)[0] == 422
     assert asked(run.address, "POST", f"/v1/episodes/{id}/end", {})[1]["returns"] == {"a": 6e8, "b": 0.0, "c": 0.0}
-
-
-@pytest.mark.slow
-def test_clients_actions_keep_their_log_probabilities():
-    with serving.running(settings("dqn", ALIKE, multi_agent={})) as found:
-        id, body = asked(found.address, "POST", "/v1/episodes", {})[1]["episode_id"], {"observations": {"a": OBS}}
-        for log_prob, status in ((-0.7, 200), ("x", 422), (None, 422)):
-            answer = turn(found, id, {**body, "actions": {"a": 1}, "log_probs": {"a": log_prob}})
-            assert (answer[0], "log_probs/a: expected float32" in str(answer[1])) == (status, status == 422), answer
-        assert asked(found.address, "POST", f"/v1/episodes/{id}/end", {})[1]["length"] == 1
 
 
 def test_requests_for_single_agents_are_refused(run, game):

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import gymnasium
 import numpy as np
 import pytest
 
@@ -236,9 +235,7 @@ def test_what_looks_like_rllib():
 # ---------------------------------------------------------------- PolicyServerInput
 
 PATH = "ray.rllib.env.policy_server_input.PolicyServerInput"
-SPACES = gymnasium.spaces
-MASKED = SPACES.Dict({"action_mask": SPACES.MultiBinary(2), "x": SPACES.Box(-4.8, np.inf, (2,))})
-BOUNDED = SPACES.Box(np.array([-1.0, -2.0], np.float32), 2.0)
+OBSERVATION = {"dict": {"action_mask": {"multi_binary": [2]}, "x": {"box": [2]}}}
 
 
 @pytest.mark.parametrize(
@@ -247,26 +244,17 @@ BOUNDED = SPACES.Box(np.array([-1.0, -2.0], np.float32), 2.0)
         (
             "PPO",
             {"input": PATH, "input_config": {"address": "localhost", "port": 9910}, "num_workers": 2, "env": None,
-             "observation_space": MASKED, "action_space": SPACES.Discrete(2), "batch_mode": "complete_episodes",
+             "observation_space": OBSERVATION, "action_space": {"discrete": 2}, "batch_mode": "complete_episodes",
              "sample_async": True},
-            {"host": "localhost", "port": 9910, "action": {"discrete": 2},
-             "observation": {"dict": {"action_mask": {"multi_binary": [2]}, "x": {"box": [2]}}}},
+            {"host": "localhost", "port": 9910, "action": {"discrete": 2}, "observation": OBSERVATION},
         ),
         (
-            "SAC",
-            {"input": lambda io: PolicyServerInput(io, "localhost", 9911),  # noqa: F821
-             "action_space": BOUNDED, "observation_space": SPACES.Box(0, 255, (8, 8, 1), np.uint8)},
-            {"port": 9900, "observation": {"box": [8, 8, 1], "dtype": "uint8"},
-             "action": {"box": [2], "low": [-1.0, -2.0], "high": 2.0}},
-        ),
-        ("DQN", {"input": "PolicyServerInput", "env": "CartPole-v1"}, {"port": 9900}),
-        (
-            "IMPALA",
-            {"input": PATH, "observation_space": {"box": [4]}, "action_space": SPACES.MultiDiscrete([2, 3])},
-            {"port": 9900, "observation": {"box": [4]}, "action": {"multi_discrete": [2, 3]}},
+            "DQN",
+            {"input": lambda io: PolicyServerInput(io, "localhost", 9911), "env": "CartPole-v1"},  # noqa: F821
+            {"port": 9900},
         ),
     ],
-    ids=["address", "function", "environment", "spaces"],
+    ids=["spaces", "environment"],
 )  # fmt: skip
 def test_a_policy_server_becomes_a_run_of_clients(algo, given, external):
     found = migrate(given, algo=algo)

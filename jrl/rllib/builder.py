@@ -59,7 +59,7 @@ class AlgorithmConfig:
 
     algo_name: ClassVar[str] = ""
     variant: ClassVar[str] = ""  # name of an algorithm with settings of its own, such as cql
-    _settings: ClassVar[Mapping[str, Any]] = {}  # settings of the variant, as a tree
+    variant_settings: ClassVar[Mapping[str, Any]] = {}  # settings of the variant, as a tree
 
     def __new__(cls, algo_class: type[Any] | None = None) -> Self:
         if algo_class is not None and not cls.algo_name and algo_class.algo_name:
@@ -69,7 +69,7 @@ class AlgorithmConfig:
         return super().__new__(cls)
 
     def __init__(self, algo_class: type[Any] | None = None):
-        self._given: dict[str, Any] = copy.deepcopy(dict(self._settings))  # tree of jrl's keys that are set
+        self._given: dict[str, Any] = copy.deepcopy(dict(self.variant_settings))  # tree of jrl's keys that are set
         self._rllib: dict[str, Any] = {}  # RLlib's key -> value
         self._frozen = False
         self.algo_class = algo_class
@@ -155,7 +155,7 @@ class AlgorithmConfig:
             return {name: self._to_plain(f"network.{name}", given) for name, given in value.items()}
         if key == "evaluation.config" and isinstance(value, Mapping):
             return self.build_sections(value) if self.algo_name else dict(value)
-        return _copy_tree({key: value})[key]
+        return copy.deepcopy(value)
 
     def _merge(self, tree: Mapping[str, Any]) -> None:
         self._check_not_frozen()
@@ -229,7 +229,7 @@ class AlgorithmConfig:
                     wrong += e.errors
         if wrong:
             raise InputError(*wrong)
-        tree = _copy_tree(tree)  # the caller may change its dicts later
+        tree = copy.deepcopy(tree)  # the caller may change its dicts later
         name = tree["algo"].pop("name", self.algo_name) if "algo" in tree else self.algo_name
         if algos.spelled(name) != self.algo_name:
             raise InputError(
@@ -486,14 +486,6 @@ def build_class(name: str) -> type[AlgorithmConfig]:
     return type(f"{title}Config", (AlgorithmConfig,), members)
 
 
-def build_variant(name: str, base: type[AlgorithmConfig], settings: Mapping[str, Any]) -> type[AlgorithmConfig]:
-    """Return the config class of a variant, an algorithm with other settings: CQLConfig for cql."""
-    listed = ", ".join(f"{key} {value}" for key, value in schema.flatten(settings).items())
-    doc = f"Settings of {name.upper()}: the settings of {base.__name__}, with {listed}."
-    members = {"__doc__": doc, "__module__": "jrl.api", "variant": name, "_settings": settings}
-    return type(f"{name.upper()}Config", (base,), members)
-
-
 def register_ray_environment(name: Any) -> None:
     """Register an environment that only Ray Tune knows, by `ray.tune.register_env(name, creator)`."""
     if not isinstance(name, str) or registry.registered(name) is not None or "ray.tune.registry" not in sys.modules:
@@ -514,13 +506,3 @@ def _is_search(value: Any) -> bool:
 def _to_dict(value: Any) -> Any:
     """Return the dict of a dataclass, such as RLlib's DefaultModelConfig; other values unchanged."""
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
-
-
-def _copy_tree(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a deep copy. Raises InputError: a value that cannot be copied, such as a generator or a lock."""
-    try:
-        return copy.deepcopy(dict(tree))
-    except Exception as e:
-        if odd := config.plain(tree)[1]:
-            raise InputError(*(message for _, message in odd)) from e
-        raise

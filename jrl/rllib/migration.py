@@ -120,7 +120,7 @@ def _take_first_choices(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
     lines: list[str] = []
 
     def first(value: Any, key: str) -> Any:
-        if not isinstance(value, dict):  # a Gymnasium space is a Mapping, too
+        if not isinstance(value, Mapping):
             return value
         found = value.get("grid_search")
         if not isinstance(found, list | tuple) or not found:

@@ -11,9 +11,8 @@ from jrl.config import datasets, metric_names
 from jrl.config.external import ExternalConfig
 from jrl.fields import schema
 from jrl.fields.bounds import INT64, is_number
-from jrl.rllib import policy_server
 from jrl.rllib.table import KEYS, WITH_CRITICS
-from jrl.rllib.translation import CORES, DEFAULT_ENVS, SWITCHES, Job, rule
+from jrl.rllib.translation import CORES, DEFAULT_ENVS, SWITCHES, Job, is_named, rule
 
 _ACTIVATIONS = {"tanh": "tanh", "relu": "relu", "gelu": "gelu", "elu": "elu", "swish": "silu", "silu": "silu"}
 _CLIPS = {"global_norm": "max_grad_norm", "norm": "max_leaf_norm", "value": "max_grad_value"}
@@ -78,7 +77,7 @@ def _score_attr(job: Job, key: str, value: Any) -> None:
 @rule("env")
 def _env(job: Job, key: str, value: Any) -> None:
     path = None
-    if policy_server.is_named(value, policy_server.CLIENT):
+    if is_named(value, "PolicyClient"):
         return job.refuse(
             key,
             "PolicyClient runs in another program, which imports it from jrl/serve/client.py: the config of its server "

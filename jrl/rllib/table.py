@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from jrl.rllib import exploration
-from jrl.rllib.policy_server import convert_space
 
 Condition = Callable[[Any, Any], Any]  # (translation.Job, value of the key) -> result
 
@@ -161,11 +160,10 @@ GROUPS: dict[str, list[KeyRow]] = {
         row("no_done_at_end", "env.no_done_at_end", "jrl's default, null, bootstraps at time limits only",
             by="environment"),
         row("env_task_fn", "custom.env_task", by="environment"),
-        *[row(name, ours, "where clients play (input PolicyServerInput); otherwise spaces come from the environment",
-              unless={"spaces come from the environment": lambda job, x: not job.has_clients}, to=convert)
-          for name, ours, convert in (
-              ("observation_space", "external.observation", lambda job, x: convert_space(x, "observation_space")),
-              ("action_space", "external.action", lambda job, x: convert_space(x, "action_space")))],
+        *[row(f"{kind}_space", f"external.{kind}",
+              "where clients play (input PolicyServerInput), e.g. {box: [4]} or {discrete: 2}",
+              takes="mapping", unless={"spaces come from the environment": lambda job, x: not job.has_clients})
+          for kind in ("observation", "action")],
         *omit(_RECORD, "render_env record_env monitor"),
         row("is_atari", "", "jrl recognises Atari by the id"),
         row("action_mask_key", "", "name the item of the observation action_mask, or an entry of the infos by "

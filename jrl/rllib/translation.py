@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from functools import cached_property
@@ -18,7 +19,6 @@ from jrl.errors import InputError, counted, short
 from jrl.fields import schema
 from jrl.fields.bounds import INT64, is_number
 from jrl.fields.data import DataSets, Fresh, learns_from, traits
-from jrl.rllib import policy_server
 from jrl.rllib.table import CONTAINERS, KEYS, NO_COLLECTION, KeyRow
 
 DEFAULT_ENVS = sections.EnvConfig(id="").num_envs
@@ -36,6 +36,18 @@ _ROWS = {"r2d2": 1000, "dqn": 32, "simpleq": 32, "apex": 512, "td3": 100}
 _NEGATIVE = {"v_min", "target_entropy", "env_config", "evaluation_config", "exploration_config"}
 # keys of the replay section that also apply to data sets
 _OF_SAMPLES = {"batch_size", "n_step", "burn_in", "frame_stack"}
+# key of jrl -> reason why it has no effect with clients
+_NO_USE_WITH_CLIENTS = {
+    "env_runners.num": "one server answers all clients, at one port",
+    "rollout.mode": "the server answers clients while it learns",
+    "rollout.batch_mode": "an episode continues in the next rollout",
+    "env.horizon": "clients end their episodes",
+    "env.batch_wait_ms": "external.max_wait_ms is the time that a request waits for others",
+    **dict.fromkeys(
+        ("env.remote_worker_envs", "env_runners.max_requests_in_flight", "env_runners.compress_observations"),
+        "clients play the episodes",
+    ),
+}
 
 
 @dataclasses.dataclass
@@ -91,7 +103,7 @@ class Job:
     @cached_property
     def has_clients(self) -> bool:
         """Whether clients play: the input is PolicyServerInput."""
-        return policy_server.is_named(self.given.get("input_"))
+        return is_named(self.given.get("input_"), "PolicyServerInput")
 
     @cached_property
     def is_offline(self) -> bool:
@@ -174,7 +186,7 @@ class Job:
 
     def _no_use(self, section: str, name: str) -> str | None:
         if self.has_clients:
-            return policy_server.NO_USE.get(f"{section}.{name}")
+            return _NO_USE_WITH_CLIENTS.get(f"{section}.{name}")
         if self.is_offline and (section in ("rollout", "env_runners") or (section, name) == ("env", "num_envs")):
             return NO_COLLECTION
         if self.is_offline and section == "replay" and name not in _OF_SAMPLES:
@@ -429,6 +441,15 @@ def split_containers(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def is_request(value: Any) -> bool:
     """Return whether the value of a key is a user's request; RLlib's files also have its own classes and off values."""
     return bool(value) and "ray.rllib." not in str(value)
+
+
+def is_named(value: Any, name: str) -> bool:
+    """Return whether a value is the class of this name, its path, or a function that creates an object of it."""
+    if isinstance(value, str):
+        return re.split(r"[.:]", value)[-1] == name
+    code = getattr(value, "__code__", None)
+    names = (getattr(value, "__name__", ""), type(value).__name__, *(code.co_names if code else ()))
+    return name in (*names, *(code.co_freevars if code else ()))
 
 
 def format_value(value: Any) -> str:

@@ -32,7 +32,7 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     if importlib.util.find_spec(f"jrl.{name}") is not None:
         return importlib.import_module(f"jrl.{name}")
-    hints = importlib.import_module("jrl.rllib.hints")
-    if name in hints.HINTS["jrl"]:
+    hints, rllib = importlib.import_module("jrl.rllib.hints"), importlib.import_module("jrl.rllib")
+    if not name.startswith("_") and name in {*hints.HINTS["jrl"], *rllib.list_public()}:
         raise hints.build_error(sys.modules[__name__], name, "jrl")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

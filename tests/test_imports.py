@@ -104,7 +104,7 @@ ALONE = ("serve/client.py", "export/interpreter.py")
 CONFINED = {
     "ray": ("rollout/runner_group.py", "rllib/"),
     "envpool": ("envs/",),
-    "gymnasium": ("envs/", "gym/", "data/formats/minari.py", "rllib/policy_server.py"),
+    "gymnasium": ("envs/", "gym/", "data/formats/minari.py"),
     "orbax": ("run/store/checkpoint.py",),
     "starlette": ("serve/",),
     "uvicorn": ("serve/",),

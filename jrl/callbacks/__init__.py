@@ -147,8 +147,6 @@ def _faults(path: str, found: Any) -> list[str]:
         elif getattr(fn, "in_program", False):
             if name not in PURE_MOMENTS:
                 errors.append(f"{KEY} {path}: {name} cannot be in_program: only {', '.join(PURE_MOMENTS)} can")
-        elif issubclass(found, _Multi):
-            continue
         else:
             parameters = list(inspect.signature(fn).parameters.values())[1:]
             fixed = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.default is p.empty]
@@ -179,23 +177,8 @@ def _parts(callbacks: Callbacks) -> list[Callbacks]:
 
 
 def make_multi_callbacks(classes: Sequence[type[Callbacks]]) -> type[Callbacks]:
-    """Return a class whose methods call those of all `classes`, in order; a returned batch is passed to the next."""
-
-    def of(name: str) -> Callable[..., Any]:
-        batch = MOMENTS[name][0]
-
-        def method(self: _Multi, **kwargs: Any) -> Any:
-            changed = None
-            for part in self.parts:
-                if _overrides(part, name):
-                    found = _adapted(getattr(part, name))(**kwargs)
-                    if name in PURE_MOMENTS and found is not None:
-                        changed = kwargs[batch] = found
-            return changed
-
-        return method
-
-    return type("MultiCallbacks", (_Multi,), {"classes": tuple(classes), **{name: of(name) for name in MOMENTS}})
+    """Return a class for all `classes`: a run calls each, in order; a changed batch goes to the next."""
+    return type("MultiCallbacks", (_Multi,), {"classes": tuple(classes)})
 
 
 def _overrides(callbacks: Callbacks, name: str) -> bool:

@@ -43,11 +43,11 @@ _ALIASES = {"Impala": "IMPALA", "ImpalaConfig": "IMPALAConfig", "ApexDQN": "APEX
 @functools.cache
 def config_class(name: str) -> Any:
     """Return the config class of an algorithm, such as PPOConfig for ppo, or of a user's module. Raises InputError."""
-    builder = importlib.import_module("jrl.rllib.builder")
-    if name in _VARIANTS:
-        base, settings = _VARIANTS[name]
-        return builder.build_variant(name, config_class(base), settings)
-    return builder.build_class(_find_name(name))
+    if name not in _VARIANTS:
+        return importlib.import_module("jrl.rllib.builder").build_class(_find_name(name))
+    base, settings = _VARIANTS[name]
+    doc = f"Settings of {name.upper()}: the settings of {base.upper()}Config, with {settings}."
+    return _subclass(f"{name.upper()}Config", config_class(base), doc, variant=name, variant_settings=settings)
 
 
 @functools.cache
@@ -58,11 +58,14 @@ def algorithm_class(name: str) -> Any:
     if name in _VARIANTS:
         base = algorithm_class(_VARIANTS[name][0])
         doc = f"{name.upper()}, as an Algorithm: {base.__name__} with the settings of {name.upper()}Config."
-        return type(name.upper(), (base,), {"__doc__": doc, "__module__": "jrl.api", "variant": name})
-    known = _find_name(name)
-    title = algos.title(known)
+        return _subclass(name.upper(), base, doc, variant=name)
+    title = algos.title(known := _find_name(name))
     doc = f"{title}, as an Algorithm: see {algos.get(known).__name__} and {title}Config."
-    return type(title, (find_public("Algorithm"),), {"__doc__": doc, "__module__": "jrl.api", "algo_name": known})
+    return _subclass(title, find_public("Algorithm"), doc, algo_name=known)
+
+
+def _subclass(name: str, base: type, doc: str, **members: Any) -> type:
+    return type(name, (base,), {"__doc__": doc, "__module__": "jrl.api", **members})
 
 
 def _find_name(name: Any) -> str:

@@ -12,7 +12,6 @@ import functools
 import inspect
 import itertools
 import os
-import shutil
 import socket
 import tempfile
 import types
@@ -22,7 +21,7 @@ from typing import Any, ClassVar, Self
 
 import jax
 
-from jrl import config, registry
+from jrl import registry
 from jrl.config import Sizes, algo_name, datasets
 from jrl.errors import InputError
 from jrl.fields.paths import resolve, unwritable
@@ -31,10 +30,7 @@ from jrl.metrics import results
 from jrl.play import actor
 from jrl.rllib import algorithm_class, config_class, hints
 from jrl.rllib.builder import AlgorithmConfig
-from jrl.rllib.migration import looks_like_rllib, migrate
 from jrl.rllib.policy import ActionPolicy
-from jrl.rllib.table import KEYS
-from jrl.rllib.translation import split_containers
 from jrl.rllib.weights_file import read_weights
 from jrl.run import base_session, build, reporter, run_directory, runner
 from jrl.run.manual_steps import POLICY, LearnerMethods, find_policy_ids
@@ -74,15 +70,6 @@ class Saved(str):
     def checkpoint(self) -> "Saved":
         return self
 
-    def to_directory(self, path: str | Path | None = None) -> str:
-        """Return the path, or the path of a copy at `path` if given."""
-        return self.path if path is None else str(shutil.copytree(self, path, dirs_exist_ok=True))
-
-    @contextlib.contextmanager
-    def as_directory(self) -> Any:
-        """Yield the path."""
-        yield self.path
-
 
 def to_path(given: Any) -> Path:
     """Return the path of a `Saved`, of a Ray checkpoint, or of a path."""
@@ -97,7 +84,7 @@ class Algorithm(LearnerMethods):
     `loss(default, net, params, batch)`, a static method (see jrl.algos).
 
     Args:
-      config: AlgorithmConfig, or dict of its arguments; a dict of RLlib is migrated. The config is copied and frozen.
+      config: AlgorithmConfig, or dict of its arguments, sections or RLlib's keys. The config is copied and frozen.
       env: environment; None: the environment of the config.
       checkpoint: checkpoint to continue from.
     Attributes:
@@ -111,7 +98,7 @@ class Algorithm(LearnerMethods):
         self, config: AlgorithmConfig | Mapping[str, Any] | None = None, env: Any = None, *,
         checkpoint: str | Path | None = None,
     ):  # fmt: skip
-        made = self.read_config(config, env)
+        made = self.read_config(config)
         if env is not None:
             made.environment(env)
         made.freeze()
@@ -124,30 +111,13 @@ class Algorithm(LearnerMethods):
         self._open(None if checkpoint is None else to_path(checkpoint))
 
     @classmethod
-    def read_config(cls, given: AlgorithmConfig | Mapping[str, Any] | None, env: Any = None) -> AlgorithmConfig:
+    def read_config(cls, given: AlgorithmConfig | Mapping[str, Any] | None) -> AlgorithmConfig:
         """Return a copy of a config, or the config of a dict of arguments, of sections, or of RLlib's keys."""
         if isinstance(given, AlgorithmConfig):
             return given.copy(copy_frozen=False)
-        if given is not None and cls._is_rllib(given):
-            found = migrate(given, algo=cls.variant or cls.algo_name or None, env=env)
-            print(*(f"migrated: {line}" for line in found.report()), sep="\n")
-            return AlgorithmConfig.from_dict(found.config)
         if not cls.algo_name:
             raise InputError("Algorithm: use the class of an algorithm, such as jrl.api.PPO, or AlgorithmConfig.build")
         return config_class(cls.variant or cls.algo_name)().update_from_dict(given or {})
-
-    @classmethod
-    def _is_rllib(cls, given: Mapping[str, Any]) -> bool:
-        """Return whether a dict has a key of RLlib alone, and no key of jrl alone."""
-        if not looks_like_rllib(given) or not cls.algo_name:
-            return looks_like_rllib(given)
-        ours = set(config_class(cls.algo_name).names()) | {f.name for f in dataclasses.fields(config.RunConfig)}
-        if set(given) & (ours - set(KEYS)):
-            return False
-        others = {k: v for k, v in given.items() if k == "model" or k not in ours}
-        return any(name in KEYS and name not in ours for name, _ in split_containers(others)) or (
-            not set(given) & ours or isinstance(given.get("run"), str)
-        )
 
     @classmethod
     def get_default_config(cls) -> AlgorithmConfig:
@@ -366,7 +336,7 @@ class Algorithm(LearnerMethods):
         _check_ignored("add_policy", where)
         own = None
         if config:
-            own = config_class(algo_name(self.session.config))._build_policies({policy_id: config})[policy_id]
+            own = config_class(algo_name(self.session.config)).build_sections(config)
         train = _to_name_function(policies_to_train)
         self.session.add_policy(policy_id, state=policy_state, own=own, mapping=policy_mapping_fn, train=train)
         made = self.get_policy(policy_id)

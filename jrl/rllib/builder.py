@@ -24,7 +24,7 @@ from jrl.fields.paths import resolve, written
 from jrl.rllib import arguments, exploration, hints, migration, multi_agent
 from jrl.rllib.arguments import RULE_ARGUMENTS, Argument
 from jrl.rllib.table import KEYS
-from jrl.rllib.translation import SWITCHES, Job, apply_implied, get_value, nest_key, split_containers, translate
+from jrl.rllib.translation import SWITCHES, Job, get_value, nest_key, split_containers, translate
 from jrl.run import preflight
 
 assert migration.RULES  # registered by the import
@@ -42,6 +42,7 @@ _LIST_KEYS = ("custom.callbacks", "custom.transforms", "custom.batch", "run.log"
 _FUNCTION_KEYS = ("multi_agent.mapping", "multi_agent.policies_to_train")
 # key of RLlib that becomes several keys -> keys of jrl that replace it if they are set later
 _REPLACING_KEYS = {
+    "num_env_runners": ("env_runners.num",),
     "rollout_fragment_length": ("rollout.length", "replay.train_every"),
     "train_batch_size": ("replay.batch_size",),
 }
@@ -58,7 +59,7 @@ class AlgorithmConfig:
 
     algo_name: ClassVar[str] = ""
     variant: ClassVar[str] = ""  # name of an algorithm with settings of its own, such as cql
-    _settings: ClassVar[Mapping[str, Any]] = {}  # settings of the variant, as a tree
+    variant_settings: ClassVar[Mapping[str, Any]] = {}  # settings of the variant, as a tree
 
     def __new__(cls, algo_class: type[Any] | None = None) -> Self:
         if algo_class is not None and not cls.algo_name and algo_class.algo_name:
@@ -68,9 +69,8 @@ class AlgorithmConfig:
         return super().__new__(cls)
 
     def __init__(self, algo_class: type[Any] | None = None):
-        self._given: dict[str, Any] = copy.deepcopy(dict(self._settings))  # tree of jrl's keys that are set
+        self._given: dict[str, Any] = copy.deepcopy(dict(self.variant_settings))  # tree of jrl's keys that are set
         self._rllib: dict[str, Any] = {}  # RLlib's key -> value
-        self._renamed: dict[str, str] = {}  # older name of an argument -> its line in `translations`
         self._frozen = False
         self.algo_class = algo_class
 
@@ -96,24 +96,16 @@ class AlgorithmConfig:
         known = self.methods().get(method, {})
         wrong: list[str] = []
         for name, value in keywords.items():
-            if name in known and known[name].key is not None and name not in RULE_ARGUMENTS:
-                self._set_key(cast(str, known[name].key), value)
-            elif name in KEYS:
-                wrong += self._set_rllib(method, name, value)
+            key = known[name].key if name in known and name not in RULE_ARGUMENTS else None
+            if key is not None:
+                self._set_key(key, value)
             else:
-                wrong.append(self._describe_unknown(name, method))
+                wrong += self._set_rllib(method, name, value)
         if wrong:
             raise InputError(*wrong)
 
     def _set_rllib(self, method: str, name: str, value: Any) -> list[str]:
         """Set a key of RLlib, and return its faults."""
-        latest, places = KEYS[name].name, self.names()
-        key = self.methods()[places[latest]][latest].key if latest in places else None
-        if latest not in RULE_ARGUMENTS and key is not None and KEYS[name].ours != key:
-            # the argument has only a part of the key's meaning in RLlib
-            self._renamed |= {} if name == latest else {name: f"{name} -> {latest}: {value}"}
-            self._set_key(key, value)
-            return []
         wrong: list[str] = []
         for spelled, given in split_containers({name: _to_dict(value)}):
             if spelled in KEYS:
@@ -121,7 +113,7 @@ class AlgorithmConfig:
                 self._rllib = others | {spelled: given}
             else:
                 wrong.append(self._describe_unknown(spelled, method))
-        if self.algo_name and not wrong and (refused := self._translate()[0].refused):
+        if self.algo_name and not wrong and (refused := self._translate().refused):
             wrong += [f"{method}: {line}" for line in refused]
             self._rllib = {k: v for k, v in self._rllib.items() if not any(x.startswith(f"{k}:") for x in refused)}
         return wrong
@@ -162,14 +154,14 @@ class AlgorithmConfig:
         if key == "network" and isinstance(value, Mapping):
             return {name: self._to_plain(f"network.{name}", given) for name, given in value.items()}
         if key == "evaluation.config" and isinstance(value, Mapping):
-            return self._build_sections(value) if self.algo_name else dict(value)
-        return _copy_tree({key: value})[key]
+            return self.build_sections(value) if self.algo_name else dict(value)
+        return copy.deepcopy(value)
 
     def _merge(self, tree: Mapping[str, Any]) -> None:
         self._check_not_frozen()
         keys = set(schema.flatten(tree))  # the later of a key of RLlib and a key of jrl with the same meaning wins
-        outdated = [n for n in self._rllib if keys & {KEYS[n].ours, *_REPLACING_KEYS.get(KEYS[n].name, ())}]
-        self._rllib = {name: value for name, value in self._rllib.items() if name not in outdated}
+        replacing = lambda row: _REPLACING_KEYS.get(row.name, (row.ours,))
+        self._rllib = {n: value for n, value in self._rllib.items() if keys.isdisjoint(replacing(KEYS[n]))}
         self._given = config.merge(self._given, tree)
 
     def _check_not_frozen(self) -> None:
@@ -177,7 +169,7 @@ class AlgorithmConfig:
             raise AttributeError("this config is frozen: change a copy of it: config.copy(copy_frozen=False)")
 
     @classmethod
-    def _build_sections(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+    def build_sections(cls, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return settings as sections that override a run of this algorithm, or of the algorithm that they name."""
         from jrl.rllib import config_class
 
@@ -192,18 +184,24 @@ class AlgorithmConfig:
         return {name: section for name, section in tree.items() if section}
 
     @classmethod
-    def _build_policies(cls, value: Any) -> dict[str, dict[str, Any]]:
-        """Return policies in any form of `multi_agent.read_policies` as name -> sections of the policy.
+    def build_policy(cls, spec: multi_agent.Spec, run: str | None = None) -> dict[str, Any]:
+        """Return the sections of a policy, in a run of RLlib's algorithm `run`.
 
-        Without an algorithm the settings stay untranslated. Raises InputError.
+        Without an algorithm its settings stay untranslated. Raises InputError.
         """
-        found: dict[str, dict[str, Any]] = {}
+        given = spec.config.arguments() if isinstance(spec.config, AlgorithmConfig) else spec.config
+        by_class = multi_agent.build_class_sections(spec, run or cls.variant or cls.algo_name or None)
+        given = schema.merge(by_class, given)
+        return cls.build_sections(given) if cls.algo_name else given
+
+    @classmethod
+    def _build_policies(cls, value: Any) -> dict[str, dict[str, Any]]:
+        found = {}
         for name, spec in multi_agent.read_policies(value, "policies").items():
-            if spec.own_class is not None:
-                raise InputError(f"policies.{name}: {multi_agent.describe_class_fault(spec.own_class)}")
-            given = dict(spec.config.arguments() if isinstance(spec.config, AlgorithmConfig) else spec.config)
-            given = schema.merge(multi_agent.build_class_sections(spec, cls.variant or cls.algo_name or None), given)
-            found[name] = cls._build_sections(given) if cls.algo_name else given
+            try:
+                found[name] = cls.build_policy(spec)
+            except InputError as e:
+                raise InputError(*(f"policies.{name}: {message}" for message in e.errors)) from None
         return found
 
     def update_from_dict(self, data: "Mapping[str, Any] | AlgorithmConfig") -> Self:
@@ -231,7 +229,7 @@ class AlgorithmConfig:
                     wrong += e.errors
         if wrong:
             raise InputError(*wrong)
-        tree = _copy_tree(tree)  # the caller may change its dicts later
+        tree = copy.deepcopy(tree)  # the caller may change its dicts later
         name = tree["algo"].pop("name", self.algo_name) if "algo" in tree else self.algo_name
         if algos.spelled(name) != self.algo_name:
             raise InputError(
@@ -257,7 +255,7 @@ class AlgorithmConfig:
         section, _, inner = meant.partition(".")
         found = [keys[key] for key in (meant, f"algo.{meant}", section) if key in keys and "." not in name]
         if answer and " " in answer:
-            return f"{title}: {_format_as_calls(answer, keys, places)}"
+            return f"{title}: {answer}"
         if meant != name and not found:
             return f"{title}: {meant.rpartition('.')[2]} is an argument of other algorithms: leave it out"
         names = {*places, *(n for n in KEYS if "." not in n)}
@@ -300,7 +298,7 @@ class AlgorithmConfig:
                 "AlgorithmConfig: expected a config with an algorithm: use one such as jrl.api.PPOConfig, and copy "
                 "these settings: PPOConfig().update_from_dict(shared)"
             )
-        job, _ = self._translate()
+        job = self._translate()
         if job.faults:
             raise InputError(*job.faults)
         tree = copy.deepcopy(
@@ -310,8 +308,8 @@ class AlgorithmConfig:
             tree["algo"] = {"name": self.algo_name, **tree.get("algo", {})}
         return tree
 
-    def _translate(self) -> tuple[Job, dict[str, list[str]]]:
-        """Return the translation of RLlib's keys, and key -> its lines. Searches are left out, for the trials."""
+    def _translate(self) -> Job:
+        """Return the translation of RLlib's keys. Searches are left out, for the trials."""
         raw = {name: value for name, value in self._rllib.items() if not _is_search(value)}
         own = algos.get_config_class(self.algo_name)
         job = Job(self.algo_name, self.variant or self.algo_name, own, raw, base=self._given)
@@ -322,23 +320,17 @@ class AlgorithmConfig:
         if SWITCHES.keys() & {KEYS[name].name for name in raw}:
             sizes["model.max_seq_len"] = job.base_count("network.max_seq_len")
         raw |= {name: size for name, size in sizes.items() if size}
-        apply_implied(job)
-        lines = {"": list(job.lines)}
-        for name in raw:
-            before = len(job.lines)
-            translate(job, [name])
-            lines[name] = job.lines[before:]
-        return job, lines
+        translate(job)
+        return job
 
     def translations(self) -> list[str]:
         """Return a line for each given key of RLlib: `clip_param -> algo.clip_eps: 0.3`.
 
         A key that is also a name of jrl has a line only if its value changes.
         """
-        places, lines = self.names(), [*self._renamed.values()]
-        for name, found in self._translate()[1].items() if self.algo_name else ():
-            lines += [x for x in found if name not in places or "nearest" in x or ": dropped: " in x]
-        return lines
+        places, lines = self.names(), self._translate().lines if self.algo_name else []
+        changes = lambda line: "nearest" in line or ": dropped: " in line
+        return [line for line in lines if changes(line) or re.split(" -> |: ", line)[0] not in places]
 
     @classmethod
     def _build_defaults(cls) -> dict[str, Any]:
@@ -395,7 +387,7 @@ class AlgorithmConfig:
     def copy(self, copy_frozen: bool | None = None) -> Self:
         """Return an equal config. `copy_frozen`: whether it is frozen; None: like this config."""
         other = copy.copy(self)
-        other._given, other._rllib, other._renamed = copy.deepcopy(self._given), {**self._rllib}, {**self._renamed}
+        other._given, other._rllib = copy.deepcopy(self._given), {**self._rllib}
         other._frozen = self._frozen if copy_frozen is None else copy_frozen
         return other
 
@@ -494,14 +486,6 @@ def build_class(name: str) -> type[AlgorithmConfig]:
     return type(f"{title}Config", (AlgorithmConfig,), members)
 
 
-def build_variant(name: str, base: type[AlgorithmConfig], settings: Mapping[str, Any]) -> type[AlgorithmConfig]:
-    """Return the config class of a variant, an algorithm with other settings: CQLConfig for cql."""
-    listed = ", ".join(f"{key} {value}" for key, value in schema.flatten(settings).items())
-    doc = f"Settings of {name.upper()}: the settings of {base.__name__}, with {listed}."
-    members = {"__doc__": doc, "__module__": "jrl.api", "variant": name, "_settings": settings}
-    return type(f"{name.upper()}Config", (base,), members)
-
-
 def register_ray_environment(name: Any) -> None:
     """Register an environment that only Ray Tune knows, by `ray.tune.register_env(name, creator)`."""
     if not isinstance(name, str) or registry.registered(name) is not None or "ray.tune.registry" not in sys.modules:
@@ -522,26 +506,3 @@ def _is_search(value: Any) -> bool:
 def _to_dict(value: Any) -> Any:
     """Return the dict of a dataclass, such as RLlib's DefaultModelConfig; other values unchanged."""
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
-
-
-def _copy_tree(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a deep copy. Raises InputError: a value that cannot be copied, such as a generator or a lock."""
-    try:
-        return copy.deepcopy(dict(tree))
-    except Exception as e:
-        if odd := config.plain(tree)[1]:
-            raise InputError(*(message for _, message in odd)) from e
-        raise
-
-
-def _format_as_calls(text: str, keys: Mapping[str, str], places: Mapping[str, str]) -> str:
-    """Return a text with keys such as algo.lr=0.1 replaced by calls such as training(lr=0.1)."""
-
-    def call(found: re.Match) -> str:
-        key, value = found[1], found[2] or "..."
-        section, _, inner = key.partition(".")
-        if key not in keys and section in keys:
-            key, value = section, f"{{{inner!r}: {value}}}"
-        return f"{places[keys[key]]}({keys[key]}={value})" if key in keys else found[0]
-
-    return re.sub(r"\b([a-z_]+\.[a-z_]+)\b(?:=(\{.*?\}|\[.*?\]|[^\s,;]*[^\s,;:]))?", call, text)

@@ -1,6 +1,6 @@
 """Hints for names of RLlib and Stable-Baselines3 that jrl does not have.
 
-Imports only the standard library: `import jrl` reads this module for unknown names.
+Imports only the standard library: attributes that `jrl` lacks are looked up here.
 """
 
 import difflib
@@ -79,18 +79,11 @@ _HINTS = [
     ("config", "build_learner build_learner_group", _LEARNER),
     ("config", "is_offline", "jrl.config.datasets.alone(config.to_run_config())"),
 ]
-_ALGORITHMS = "A2C APEX APPO ApexDQN BC CQL DQN DT IMPALA IQL IQN Impala MARWIL PPO PQN SAC TD3 VDN"
-_NAMES = (
-    "Algorithm AlgorithmConfig Callbacks DefaultCallbacks EnvContext Episode MemoryTrackingCallbacks PolicySpec "
-    "TaskSettableEnv concat_samples in_program make_multi_callbacks register_env tune"
-)
 # kind of object -> missing name -> hint
 HINTS: dict[str, dict[str, str]] = {
     kind: {n: hint for kinds, names, hint in _HINTS if kind in kinds.split() for n in names.split()}
     for kind in ("api", "jrl", "algorithm", "policy", "config")
 }
-_names = [*_NAMES.split(), *(name + end for name in _ALGORITHMS.split() for end in ("", "Config"))]
-HINTS["jrl"] |= {name: f"from jrl.api import {name}" for name in _names}
 
 
 def build_error(owner: Any, name: str, kind: str) -> AttributeError | ImportError:
@@ -106,7 +99,8 @@ def build_error(owner: Any, name: str, kind: str) -> AttributeError | ImportErro
     if name.startswith("_"):
         return AttributeError(name)
     near = difflib.get_close_matches(name, [n for n in dir(owner) if not n.startswith("_")], 1, 0.75)
-    fix = HINTS[kind].get(name) or (f"did you mean {near[0]}?" if near else "docs/api.md lists all names")
+    otherwise = f"did you mean {near[0]}?" if near else "docs/api.md lists all names"
+    fix = HINTS[kind].get(name) or (f"from jrl.api import {name}" if kind == "jrl" else otherwise)
     package = owner.__name__ if isinstance(owner, types.ModuleType) else None
     message = f"{package or type(owner).__name__} has no {name}: {fix}"
     return ImportError(message, name=package) if package and _is_import(package, name) else AttributeError(message)

@@ -1,7 +1,7 @@
 """Migration of RLlib's configurations: `migrate(data).config`, `python -m jrl.config migrate old.yaml`.
 
-Missing keys have jrl's defaults; the report lists defaults that differ from RLlib's. A key whose feature jrl lacks is
-an error, unless the caller drops it. docs/rllib-users.md has the table of keys.
+Missing keys have jrl's defaults. A key whose feature jrl lacks is an error, unless the caller drops it.
+docs/rllib-users.md has the table of keys.
 """
 
 import copy
@@ -16,9 +16,9 @@ from jrl.errors import InputError, short
 from jrl.fields import schema
 from jrl.fields.paths import resolve
 from jrl.host import command
-from jrl.rllib import defaults, multi_agent, rules
+from jrl.rllib import multi_agent, rules
 from jrl.rllib.table import ALGORITHMS, GROUPS, INSTEAD, KEYS
-from jrl.rllib.translation import Job, apply_implied, get_value, split_containers, translate
+from jrl.rllib.translation import Job, split_containers, translate
 
 RULES = (multi_agent, rules)  # modules that register rules when they are imported
 _KNOWN = "PPO, APPO, IMPALA, A2C, A3C, DQN, APEX, R2D2, SimpleQ, SAC, TD3, DDPG, and from data BC, MARWIL, CQL, IQL, DT"
@@ -28,15 +28,13 @@ _EXPERIMENT = {name for row in GROUPS["Experiment"] for name in row.names} - {"a
 class Migration(NamedTuple):
     """Migrated configuration and its report."""
 
-    config: dict[str, Any]  # jrl's config as plain data, without defaults
+    config: dict[str, Any]  # jrl's config as plain data
     lines: list[str]  # a line for each key: its translation, or the reason why it has none
     dropped: Sequence[str] = ()  # a line for each key whose feature jrl lacks, and each unknown key
-    defaults: Sequence[str] = ()  # a line for each missing key with another default in RLlib
 
     def report(self) -> list[str]:
         """Return all lines of the report."""
-        parts = {"dropped, as was asked:": self.dropped, "not set, with another default in RLlib:": self.defaults}
-        return self.lines + [x for title, lines in parts.items() if lines for x in (title, *(f"  {y}" for y in lines))]
+        return self.lines + ["dropped, as was asked:", *(f"  {line}" for line in self.dropped)] * bool(self.dropped)
 
 
 def looks_like_rllib(data: Mapping[str, Any]) -> bool:
@@ -69,37 +67,12 @@ def _build_migration(job: Job, drop: bool) -> Migration:
     if job.faults or refused:
         raise InputError(*job.faults, *refused)
     try:
-        whole = config.to_dict(config.from_dict(job.tree))
+        config.from_dict(job.tree)
     except InputError as e:
         spelled = {ours: given for ours, given in job.origins.items() if ours != given}
         origins = lambda message: ", ".join(f"{ours} was {given}" for ours, given in spelled.items() if ours in message)
         raise InputError(*(f"{x} ({origins(x)})" if origins(x) else x for x in e.errors)) from None
-    return Migration(_drop_defaults(job), job.lines, job.refused, list(defaults.list_differing(job, whole)))
-
-
-def _drop_defaults(job: Job) -> dict[str, Any]:
-    """Return the keys whose value is not jrl's default; a section with a name is complete."""
-    needed = {"env": {"id": get_value(job.tree, "env.id")}, "data": {"input": get_value(job.tree, "data.input")}}
-    needed = {section: values for section, values in needed.items() if any(values.values())}
-    if "external" in job.tree:
-        needed["external"] = {"observation": {"box": [1]}, "action": {"discrete": 1}}
-    default = config.to_dict(config.from_dict({"algo": {"name": job.algo}, **needed}))
-    found: dict[str, Any] = {}
-    order = ["algo", "env", "network", "rollout", "replay"]
-    place = lambda name: (order.index(name) if name in order else len(order), name == "stop")
-    for section in sorted(job.tree, key=place):
-        values, same = job.tree[section], default[section] or {}
-        if section not in ("stop", "external"):
-            values = {k: v for k, v in values.items() if k in ("name", "id", "input") or not _is_equal(v, same.get(k))}
-        if values:
-            found[section] = dict(values)
-    return found
-
-
-def _is_equal(value: Any, default: Any) -> bool:
-    if isinstance(value, Mapping) and isinstance(default, Mapping):
-        return all(_is_equal(v, default.get(k)) for k, v in value.items()) and bool(value)
-    return schema.plain(value) == default and isinstance(value, bool) == isinstance(default, bool)
+    return Migration(job.tree, job.lines, job.refused)
 
 
 def _build_job(data: Mapping[str, Any], algo: str | None, env: Any, name: str | None) -> Job:
@@ -123,7 +96,6 @@ def _build_job(data: Mapping[str, Any], algo: str | None, env: Any, name: str | 
         job.set(key, value, f"run: {source.upper()}")
     job.base = copy.deepcopy(job.tree)
     job.lines += choices
-    apply_implied(job)
     if not raw.get("env") and not job.is_offline and not job.has_clients:
         job.faults.append("env is missing: set it, e.g. --env CartPole-v1")
     translate(job)

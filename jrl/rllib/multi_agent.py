@@ -8,7 +8,7 @@ from jrl import registry
 from jrl.errors import InputError, short
 from jrl.fields import schema
 from jrl.rllib.table import ALGORITHMS, KEYS
-from jrl.rllib.translation import CORES, DEFAULT_POLICY, Job, is_request, nest_key, rule, split_containers, translate
+from jrl.rllib.translation import CORES, DEFAULT_POLICY, Job, is_request, nest_key, rule
 
 _PARTS = ("policy_class", "observation_space", "action_space", "config")  # fields of a PolicySpec, in a tuple's order
 _CLASS = re.compile(r"(?:Default)?(\w+?)(?:Torch|TF[12]?)?(?:Policy|RLModule)(?:_eager\w*)?")
@@ -95,20 +95,20 @@ def _class_path(cls: Any) -> str:
     return str(cls).strip("<> ").removeprefix("class ").strip("'\" ")
 
 
-def describe_class_fault(cls: Any) -> str:
-    """Return the message about a policy class without a known algorithm."""
-    return (
-        f"expected a policy class of RLlib's algorithms, got {short(_class_path(cls))}: set the policy's algorithm by "
-        "{algo: {name: ...}}, and the policies that learn by policies_to_train"
-    )
-
-
 def build_class_sections(spec: Spec, run: str | None) -> dict[str, Any]:
     """Return the sections that follow from a policy's class, in a run of RLlib's algorithm `run`; None: unknown.
+
+    Raises:
+      InputError: the class names no algorithm.
 
     >>> build_class_sections(Spec(None, {}, "cql"), "ppo"), build_class_sections(Spec(None, {}, "a3c"), "a2c")
     ({'algo': {'name': 'sac', 'conservative': True}}, {})
     """
+    if spec.own_class is not None:
+        raise InputError(
+            f"expected a policy class of RLlib's algorithms, got {short(_class_path(spec.own_class))}: set the "
+            "policy's algorithm by {algo: {name: ...}}, and the policies that learn by policies_to_train"
+        )
     source = spec.source
     if source is None or source == run or (run, source) in _SHARED_CLASSES:
         return {}
@@ -123,29 +123,32 @@ def build_class_sections(spec: Spec, run: str | None) -> dict[str, Any]:
     return tree
 
 
-def _add_policies(job: Job, key: str, configs: Mapping[str, Any], by_class: Mapping[str, Any] | None = None) -> None:
-    """Add policies, or settings of policies, to the translation."""
-    own = {n: _translate_own(job, f"{key}.{n}", n, given, (by_class or {}).get(n)) for n, given in configs.items()}
+def _add_policies(job: Job, key: str, specs: Mapping[str, Spec]) -> None:
+    """Add policies, or settings of policies, to the translation; refuse wrong ones."""
+    own: dict[str, Any] = {}
+    for name, spec in specs.items():
+        tree = job.build_nested(f"{key}.{name}", job.builder.build_policy, spec, job.source)
+        if others := tree.keys() - set(_OWN):
+            reason = f"settings of the run; a policy can only override {', '.join(_OWN)}"
+            job.drop(f"{key}.{name}", f"{', '.join(sorted(others))}: {reason}")
+        own[name] = {section: values for section, values in tree.items() if section in _OWN}
     job.put(key, "multi_agent.policies", schema.merge(job.tree.get("multi_agent", {}).get("policies", {}), own))
 
 
 @rule("policies")
 def _policies(job: Job, key: str, value: Any) -> None:
-    specs = read_policies(value, f"{job.prefix}{key}")
-    for name, spec in specs.items():
-        if spec.own_class is not None:
-            job.refuse(f"{key}.{name}", describe_class_fault(spec.own_class))
-    by_class = {name: build_class_sections(spec, job.source) for name, spec in specs.items()}
-    if set(specs) <= {DEFAULT_POLICY} and not any(spec.config or by_class[name] for name, spec in specs.items()):
+    specs = read_policies(value, key)
+    is_default = lambda spec: not (spec.config or spec.own_class or build_class_sections(spec, job.source))
+    if set(specs) <= {DEFAULT_POLICY} and all(map(is_default, specs.values())):
         return job.drop(key, _ONE)
-    return _add_policies(job, key, {name: spec.config for name, spec in specs.items()}, by_class)
+    return _add_policies(job, key, specs)
 
 
 @rule("algorithm_config_overrides_per_module")
 def _overrides(job: Job, key: str, value: Any) -> None:
     if set(value) == {DEFAULT_POLICY} and "policies" not in job.given:
         return job.refuse(key, f"{_ONE}: set its keys for the run")
-    return _add_policies(job, key, value)
+    return _add_policies(job, key, read_policies(value, key))
 
 
 @rule("rl_module_spec")
@@ -158,47 +161,11 @@ def _modules(job: Job, key: str, value: Any) -> None:
     classes = [part(spec, "module_class") for spec in specs.values()]
     if any(cls is not None and _find_source(cls) is None for cls in classes):
         return job.refuse(key, lacking)
+    if set(specs) <= {DEFAULT_POLICY}:
+        return job.drop(key, f"{_ONE}: it has the network of the run")
     models = {n: part(spec, "model_config") or part(spec, "model_config_dict") or {} for n, spec in specs.items()}
     given = {name: {"model": dict(model)} if isinstance(model, Mapping) else {} for name, model in models.items()}
-    if not given or set(given) == {DEFAULT_POLICY}:
-        return job.drop(key, f"{_ONE}: it has the network of the run")
-    return _add_policies(job, key, given)
-
-
-def _translate_own(
-    job: Job, key: str, name: str, value: Any, by_class: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Return the translated settings of a policy, which override the settings of its class."""
-    from jrl.algos import get_config_class
-
-    if not isinstance(value, Mapping):
-        if value is not None:
-            job.add_fault(key, "a mapping of settings", value)
-        return {}
-    ours = {section: dict(found) for section, found in value.items() if section in _OWN and isinstance(found, Mapping)}
-    value = {spelled: given for spelled, given in value.items() if spelled not in ours}
-    ours = schema.merge(by_class or {}, ours)
-    algo = (ours.get("algo") or {}).get("name", job.algo)
-    if algo == job.algo:
-        ours.get("algo", {}).pop("name", None)
-    try:
-        source, config_class = (job.source, job.config_class) if algo == job.algo else (algo, get_config_class(algo))
-    except InputError as e:
-        job.faults += [f"{job.prefix}{key}: {message}" for message in e.errors]
-        return {}
-    inner = Job(
-        algo, source, config_class, dict(split_containers(value)), base=schema.merge(job.base, ours),
-        prefix=f"{job.prefix}{key}.", inside=f"multi_agent.policies.{name}.",
-    )  # fmt: skip
-    for spelled in inner.raw:
-        row = KEYS.get(spelled)
-        sections = {key.partition(".")[0] for key in row.ours.split(", ")} if row and row.ours else set(_OWN)
-        if sections & set(_OWN):
-            translate(inner, [spelled])
-        else:
-            inner.drop(spelled, f"a setting of the run; a policy can only override {', '.join(_OWN)}")
-    job.take_report(inner)
-    return schema.merge(ours, {section: values for section, values in inner.tree.items() if section in _OWN})
+    return _add_policies(job, key, {name: Spec(None, config) for name, config in given.items()})
 
 
 @rule("policy_mapping_fn")

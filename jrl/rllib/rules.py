@@ -9,16 +9,13 @@ from typing import Any
 from jrl import registry
 from jrl.config import datasets, metric_names
 from jrl.config.external import ExternalConfig
+from jrl.fields import schema
 from jrl.fields.bounds import INT64, is_number
-from jrl.rllib import policy_server
-from jrl.rllib.table import GROUPS, KEYS, WITH_CRITICS
-from jrl.rllib.translation import CORES, DEFAULT_ENVS, SWITCHES, Job, format_value, rule, split_containers, translate
+from jrl.rllib.table import KEYS, WITH_CRITICS
+from jrl.rllib.translation import CORES, DEFAULT_ENVS, SWITCHES, Job, is_named, rule
 
 _ACTIVATIONS = {"tanh": "tanh", "relu": "relu", "gelu": "gelu", "elu": "elu", "swish": "silu", "silu": "silu"}
 _CLIPS = {"global_norm": "max_grad_norm", "norm": "max_leaf_norm", "value": "max_grad_value"}
-# environments of RLlib's examples -> jrl's environments, and names of their options
-_EXAMPLES = {"StatelessCartPole": "StatelessCartPole-v1", "RepeatAfterMeEnv": "RepeatAfterMe-v0"}
-_REPEAT = {"repeat_delay": "delay", "episode_len": "episode_length"}
 _POLICY, _CRITICS = "policy_model_config", "q_model_config"
 _BETA_ANNEALING = ("final_prioritized_replay_beta", "prioritized_replay_beta_annealing_timesteps")
 _FORMATS = {"json": "rllib-json", "parquet": "rllib-parquet"}
@@ -80,14 +77,12 @@ def _score_attr(job: Job, key: str, value: Any) -> None:
 @rule("env")
 def _env(job: Job, key: str, value: Any) -> None:
     path = None
-    if policy_server.is_named(value, policy_server.CLIENT):
+    if is_named(value, "PolicyClient"):
         return job.refuse(
             key,
             "PolicyClient runs in another program, which imports it from jrl/serve/client.py: the config of its server "
             "has input: PolicyServerInput",
         )
-    if ours := _find_example(job):
-        return job.put(key, "env.id", ours, "jrl's environment inside the compiled program")
     if callable(value) or "<" in str(value) or ("." in str(value) and "-v" not in str(value)):
         path = registry.importable_name(value)
     if path is None and (not isinstance(value, str) or "<" in value):
@@ -96,29 +91,6 @@ def _env(job: Job, key: str, value: Any) -> None:
     if path and path.startswith("ray."):
         note = "a class of RLlib, which must be installed"
     return job.put(key, "env.id", path or value, note)
-
-
-@rule("env_config")
-def _env_config(job: Job, key: str, value: Any) -> None:
-    options = dict(value)
-    if _find_example(job) == "RepeatAfterMe-v0":
-        options = {_REPEAT.get(name, name): x for name, x in _unwrap_config(value).items() if name != "continuous"}
-    job.put(key, "env.options", options)
-
-
-def _unwrap_config(options: Any) -> Mapping[str, Any]:
-    """Return the `config` inside an env_config, as in some examples, or the env_config itself."""
-    found = options if isinstance(options, Mapping) else {}
-    return found["config"] if isinstance(found.get("config"), Mapping) else found
-
-
-def _find_example(job: Job) -> str | None:
-    """Return jrl's environment for an environment of RLlib's examples; None: no such environment."""
-    given = job.raw.get("env")
-    path = registry.importable_name(given) if isinstance(given, str | type) else None
-    if not path or not path.startswith("ray.rllib.") or _unwrap_config(job.raw.get("env_config")).get("continuous"):
-        return None
-    return _EXAMPLES.get(path.rpartition(":")[2])
 
 
 @rule("num_env_runners")
@@ -406,21 +378,19 @@ def _interval(job: Job, key: str, value: Any) -> None:
 
 @rule("evaluation_config")
 def _evaluation_config(job: Job, key: str, value: Mapping[str, Any]) -> None:
-    own = {row.name for row in (*GROUPS["Environment"], *GROUPS["Exploration"]) if row.names}
-    raw = dict(split_containers(value))
-    inner = Job(job.algo, job.source, job.config_class, raw, prefix=f"{key}.", inside="evaluation.config.")
-    for name, given in raw.items():
-        row = KEYS.get(name)
-        if row and row.name == "explore":
-            inner.lines.append(f"{inner.prefix}{name} -> evaluation.explore: {format_value(given)}")
-            job.set("evaluation.explore", given, name)
-        elif row and row.name not in own and row.ours:
-            inner.drop(name, "evaluation can only change environments and exploration")
+    tree: dict[str, Any] = {}
+    for name, given in value.items():
+        own = job.build_nested(f"{key}.{name}", job.builder.build_sections, {name: given})
+        explore = own.get("rollout", {}).get("explore")
+        if explore is not None:
+            job.put(f"{key}.{name}", "evaluation.explore", explore)
+        elif own.keys() <= {"env", "algo"} and own.get("algo", {}).keys() <= {"exploration"}:
+            tree = schema.merge(tree, own)
+            job.report(f"{key}.{name}", "evaluation.config", own)
         else:
-            translate(inner, [name])
-    if inner.tree:
-        job.set("evaluation.config", inner.tree, key)
-    job.take_report(inner)
+            job.drop(f"{key}.{name}", "evaluation can only change environments and exploration")
+    if tree:
+        job.set("evaluation.config", tree, key)
 
 
 @rule("callbacks", "env_task_fn", "custom_evaluation_function")
@@ -481,7 +451,8 @@ def _input(job: Job, key: str, value: Any) -> None:
 def _put_clients(job: Job, key: str, value: Any) -> None:
     """Set the section `external` for the input PolicyServerInput: a run of `python -m jrl.serve`."""
     config = job.given.get("input_config")
-    host, port = policy_server.find_address(value, config if isinstance(config, Mapping) else {})
+    config = config if isinstance(config, Mapping) else {}
+    host, port = config.get("address"), config.get("port")
     note = "start it with python -m jrl.serve CONFIG; clients use PolicyClient of jrl/serve/client.py"
     is_known = isinstance(port, int) and not isinstance(port, bool)
     job.put(key, "external.port", port if is_known else ExternalConfig().port, note)
@@ -489,7 +460,7 @@ def _put_clients(job: Job, key: str, value: Any) -> None:
         local = host in ("localhost", "127.0.0.1", "::1")
         job.put(key, "external.host", host, "" if local else "other machines need a token: external.token_file")
     known = ("env.id", "external.observation", "external.spaces")
-    if job.given.get("env") or job.inside or any(job.base_value(ours) is not None for ours in known):
+    if job.given.get("env") or any(job.base_value(ours) is not None for ours in known):
         return
     job.faults += [
         f"{name} is missing: give the clients' spaces in the form of {KEYS[name].ours}, e.g. observation_space: "

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from jrl.rllib import exploration
-from jrl.rllib.policy_server import convert_space
 
 Condition = Callable[[Any, Any], Any]  # (translation.Job, value of the key) -> result
 
@@ -18,16 +17,13 @@ Condition = Callable[[Any, Any], Any]  # (translation.Job, value of the key) -> 
 class KeyRow(NamedTuple):
     """Key of RLlib and its translation, in this order: check of the value, `unless`, rule, or `to` and `ours`."""
 
-    names: tuple[
-        str, ...
-    ]  # RLlib's names, newest first; a.b is b in the dict a; (): an argument of jrl's builder alone
+    names: tuple[str, ...]  # newest first; a.b is b in the dict a; (): an argument of jrl's builder alone
     ours: str  # dotted keys of jrl, separated by ", "; "": none
-    note: str = ""  # note for the user: a difference, or the reason why jrl has no such key
+    note: str = ""  # note for the user: a difference, the conversion, or the reason why jrl has no such key
     takes: str = ""  # kind of accepted values: mapping, whole, number, or the values joined by " or "
     least: float = -math.inf  # smallest accepted number
     unless: Mapping[str, Condition] = types.MappingProxyType({})  # reason why the key has no effect -> its condition
     to: Condition | None = None  # conversion of the value; None: unchanged
-    remark: str | Condition = ""  # note in the key's line of the report
     refused: bool = False  # whether the key changes learning, and jrl lacks its feature
     by: str = ""  # methods of AlgorithmConfig with this argument
     argument: str = ""  # name of the argument; "": the newest name
@@ -145,8 +141,7 @@ GROUPS: dict[str, list[KeyRow]] = {
         row("stop", "stop", "metrics are renamed; jrl needs a number of env_steps among them", takes="mapping"),
         row("checkpoint_freq checkpoint_config.checkpoint_frequency", "checkpoint.every", "iterations become steps",
             takes="whole", unless={"{value}: jrl keeps one every 5 minutes and at the end": lambda job, x: not x},
-            to=lambda job, x: x * job.sizes.iteration(job),
-            remark=lambda job, x: f"{x} iterations of {job.steps(job.sizes.iteration(job))}"),
+            to=lambda job, x: x * job.sizes.iteration(job)),
         row("keep_checkpoints_num checkpoint_config.num_to_keep", "checkpoint.keep_last"),
         row("checkpoint_score_attr checkpoint_config.checkpoint_score_attribute", "checkpoint.keep_best_by"),
         row("checkpoint_config.checkpoint_score_order", "checkpoint.keep_best"),
@@ -165,11 +160,10 @@ GROUPS: dict[str, list[KeyRow]] = {
         row("no_done_at_end", "env.no_done_at_end", "jrl's default, null, bootstraps at time limits only",
             by="environment"),
         row("env_task_fn", "custom.env_task", by="environment"),
-        *[row(name, ours, "where clients play (input PolicyServerInput); otherwise spaces come from the environment",
-              unless={"spaces come from the environment": lambda job, x: not job.has_clients}, to=convert)
-          for name, ours, convert in (
-              ("observation_space", "external.observation", lambda job, x: convert_space(x, "observation_space")),
-              ("action_space", "external.action", lambda job, x: convert_space(x, "action_space")))],
+        *[row(f"{kind}_space", f"external.{kind}",
+              "where clients play (input PolicyServerInput), e.g. {box: [4]} or {discrete: 2}",
+              takes="mapping", unless={"spaces come from the environment": lambda job, x: not job.has_clients})
+          for kind in ("observation", "action")],
         *omit(_RECORD, "render_env record_env monitor"),
         row("is_atari", "", "jrl recognises Atari by the id"),
         row("action_mask_key", "", "name the item of the observation action_mask, or an entry of the infos by "
@@ -186,8 +180,8 @@ GROUPS: dict[str, list[KeyRow]] = {
             takes="whole", least=0, unless={NO_COLLECTION: lambda job, x: job.is_offline},
             by="env_runners", key="env_runners.num"),
         row("num_envs_per_env_runner num_envs_per_worker", "env.num_envs", "times max(1, runners)",
-            to=lambda job, x: job.sizes.num_envs, remark=lambda job, x: f"{x} x {job.sizes.collectors} runners",
-            by="env_runners", doc="environments of each runner, or of this process without any: sets num_envs"),
+            to=lambda job, x: job.sizes.num_envs, by="env_runners",
+            doc="environments of each runner, or of this process without any: sets num_envs"),
         row("rollout_fragment_length sample_batch_size", "rollout.length, replay.train_every",
             "on-policy: a given train_batch_size wins; replay: one update for each round of fragments",
             unless={NO_COLLECTION: lambda job, x: job.is_offline}, by="env_runners", key="rollout.length", ruled=True),
@@ -258,7 +252,7 @@ GROUPS: dict[str, list[KeyRow]] = {
         row("lambda lambda_", "algo.gae_lambda",
             "RLlib's V-trace ignores it"),
         row("use_gae", "algo.gae_lambda", "false: gae_lambda 1, the return to the end of the rollout",
-            to=lambda job, x: 1.0, remark="the return to the end of the rollout", unless={
+            to=lambda job, x: 1.0, unless={
                 "{algo} has no gae_lambda": lambda job, x: job.has_samples,
                 "true: as in jrl": lambda job, x: x,
                 "{algo} has V-trace": lambda job, x: "gae_lambda" not in job.fields}),
@@ -266,11 +260,9 @@ GROUPS: dict[str, list[KeyRow]] = {
         row("vf_clip_param", "algo.value_clip_eps",
             "RLlib bounds the squared error, jrl the change of the value: the square root is taken",
             takes="number", least=0, unless={"no bound": lambda job, x: x == math.inf},
-            to=lambda job, x: math.sqrt(x),
-            remark=lambda job, x: f"RLlib bounds the squared error by {x:g}, jrl the change of the value"),
+            to=lambda job, x: math.sqrt(x)),
         row("vf_loss_coeff", "algo.vf_coef", "PPO: doubled, because jrl has half the squared error", takes="number",
-            to=lambda job, x: x * (2 if job.algo == "ppo" else 1),
-            remark=lambda job, x: f"2 x {x:g}, for half the squared error" * (job.algo == "ppo")),
+            to=lambda job, x: x * (2 if job.algo == "ppo" else 1)),
         row("entropy_coeff", "algo.ent_coef", to=schedule, unless={
             "{algo} has none": lambda job, x: job.has_samples,
             "entropy_coeff_schedule replaces it": lambda job, x: "entropy_coeff_schedule" in job.given}),
@@ -288,8 +280,6 @@ GROUPS: dict[str, list[KeyRow]] = {
             "DQN: environment steps become gradient steps; SAC and TD3 update their targets with every step",
             takes="whole", least=0,
             to=lambda job, x: max(1, round(x * job.sizes.updates_per_step)) if job.algo == "dqn" else x,
-            remark=lambda job, x: f"{x} environment steps x {job.sizes.updates_per_step:g} gradient steps per step"
-            * (job.algo == "dqn"),
             unless={"{algo} updates its targets with every step, by algo.tau": lambda job, x: job.algo in WITH_CRITICS,
                     "{algo} has no target_update_every": lambda job, x: "target_update_every" not in job.fields}),
         container("optimizer"),
@@ -362,7 +352,7 @@ GROUPS: dict[str, list[KeyRow]] = {
     "BC, MARWIL, CQL, IQL and DT": [
         row("beta", "algo.beta", "MARWIL and IQL: factor of the advantage",
             unless={"bc is marwil with beta 0": lambda job, x: job.algo == "bc"}),
-        row("bc_logstd_coeff", "algo.ent_coef", _ENTROPY, unless=_NOT_SET, remark=_ENTROPY),
+        row("bc_logstd_coeff", "algo.ent_coef", _ENTROPY, unless=_NOT_SET),
         row("moving_average_sqd_adv_norm_update_rate", "algo.adv_norm_rate"),
         row("moving_average_sqd_adv_norm_start", "algo.adv_norm_start"),
         row("vf_coeff", "algo.vf_coef"),
@@ -457,8 +447,7 @@ GROUPS: dict[str, list[KeyRow]] = {
         row(_models("use_lstm"), "network.core.name", "true: lstm"),
         row("model.use_attention", "network.core.name", "true: gtrxl"),
         row("model.max_seq_len", "network.max_seq_len", "on-policy: the nearest divisor of the rollout's length",
-            takes="whole", least=1, unless=_NO_MEMORY, to=lambda job, x: job.sizes.sequence, remark=lambda job, x:
-            f"the nearest divisor of a rollout's {job.sizes.steps} steps, not {x}" * (job.sizes.sequence != x)),
+            takes="whole", least=1, unless=_NO_MEMORY, to=lambda job, x: job.sizes.sequence),
         row(_models("lstm_cell_size"), "network.core.size", unless=_OF_LSTM),
         row(_models("lstm_use_prev_action"), "network.use_prev_action", unless=_OF_LSTM, to=lambda job, x: bool(x)),
         row(_models("lstm_use_prev_reward"), "network.use_prev_reward", unless=_OF_LSTM, to=lambda job, x: bool(x)),
@@ -551,7 +540,7 @@ GROUPS: dict[str, list[KeyRow]] = {
         row("output_max_file_size", "data.output.max_file_mb", "bytes become MB", takes="number", least=1,
             unless=_NO_OUTPUT, to=lambda job, x: x / 2**20),
         row("output_compress_columns", "data.output.compress", "all arrays of a file are compressed, or none",
-            unless=_NO_OUTPUT, to=lambda job, x: bool(x), remark="all arrays of a file are compressed, or none"),
+            unless=_NO_OUTPUT, to=lambda job, x: bool(x)),
         *omit("whole episodes are written, in files of data.output.max_file_mb: docs/data.md",
               "output_max_rows_per_file output_write_remaining_data output_write_episodes"),
         *omit("see data.output.format and data.output.path", "output_write_method "

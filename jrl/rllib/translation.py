@@ -8,8 +8,8 @@ import dataclasses
 import difflib
 import json
 import math
-import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
@@ -19,7 +19,6 @@ from jrl.errors import InputError, counted, short
 from jrl.fields import schema, validation
 from jrl.fields.bounds import INT64, is_number
 from jrl.fields.data import DataSets, Fresh, learns_from, traits
-from jrl.rllib import policy_server
 from jrl.rllib.table import CONTAINERS, KEYS, NO_COLLECTION, KeyRow
 
 DEFAULT_ENVS = sections.EnvConfig(id="").num_envs
@@ -29,7 +28,6 @@ CORES = {"r2d2": "lstm", "rnnsac": "lstm", "dt": "gtrxl"}
 SWITCHES = {"model.use_lstm": "lstm", "model.use_attention": "gtrxl"}
 # algorithm with replay -> environment steps of a train() in RLlib by default
 _ITERATION = {"dqn": 1_000, "sac": 100, "td3": 1_000}
-_MAX_DEVICES = 65_537  # more than any machine has
 _LENGTH = 128  # default of rollout.length
 _SEQUENCE = 20  # default steps of a sequence in RLlib, and in jrl's replay
 # algorithm -> rows of a gradient step in RLlib by default, if jrl's default differs
@@ -38,11 +36,17 @@ _ROWS = {"r2d2": 1000, "dqn": 32, "simpleq": 32, "apex": 512, "td3": 100}
 _NEGATIVE = {"v_min", "target_entropy", "env_config", "evaluation_config", "exploration_config"}
 # keys of the replay section that also apply to data sets
 _OF_SAMPLES = {"batch_size", "n_step", "burn_in", "frame_stack"}
-# section -> key -> jrl's default
-_DEFAULTS = {
-    name: {f.name: f.default for f in dataclasses.fields(cls)}
-    for name, hint in typing.get_type_hints(sections.RunConfig).items()
-    if (cls := validation.section_class(hint))
+# key of jrl -> reason why it has no effect with clients
+_NO_USE_WITH_CLIENTS = {
+    "env_runners.num": "one server answers all clients, at one port",
+    "rollout.mode": "the server answers clients while it learns",
+    "rollout.batch_mode": "an episode continues in the next rollout",
+    "env.horizon": "clients end their episodes",
+    "env.batch_wait_ms": "external.max_wait_ms is the time that a request waits for others",
+    **dict.fromkeys(
+        ("env.remote_worker_envs", "env_runners.max_requests_in_flight", "env_runners.compress_observations"),
+        "clients play the episodes",
+    ),
 }
 
 
@@ -55,8 +59,6 @@ class Job:
     config_class: type  # Config of the algorithm
     raw: Mapping[str, Any]  # given keys, as `split_containers` yields them
     base: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # config tree of jrl that the given keys override
-    prefix: str = ""  # prefix of RLlib's keys in lines
-    inside: str = ""  # prefix of jrl's keys in lines
     tree: dict[str, Any] = dataclasses.field(default_factory=dict)  # result
     origins: dict[str, str] = dataclasses.field(default_factory=dict)  # jrl's key -> RLlib's
     lines: list[str] = dataclasses.field(default_factory=list)
@@ -74,9 +76,9 @@ class Job:
     def implied(self) -> dict[str, Any]:
         """RLlib's defaults of keys for the length of sequences and the rows of an update."""
         found: dict[str, Any] = {}
-        if self.rllib_core and not self.prefix and not self.has_samples:
+        if self.rllib_core and not self.has_samples:
             found["model.max_seq_len"] = _SEQUENCE
-        elif self.rllib_core and not self.prefix:
+        elif self.rllib_core:
             if "train_batch_size_per_learner" not in self.spelled:
                 found["train_batch_size"] = _ROWS.get(self.source, sections.ReplayConfig().batch_size)
             if self.source == "r2d2":
@@ -101,12 +103,12 @@ class Job:
     @cached_property
     def has_clients(self) -> bool:
         """Whether clients play: the input is PolicyServerInput."""
-        return policy_server.is_named(self.given.get("input_"))
+        return is_named(self.given.get("input_"), "PolicyServerInput")
 
     @cached_property
     def is_offline(self) -> bool:
         """Whether the run learns only from data sets, without environments to collect from."""
-        if self.prefix or not self.has_samples or self.has_clients:
+        if not self.has_samples or self.has_clients:
             return False
         given = self.given.get("input_", self.base_value("data.input"))
         names = list(given) if isinstance(given, Mapping | list | tuple) else [given]
@@ -176,19 +178,15 @@ class Job:
             value = [[self.sizes.updates_of(self, steps), number] for steps, number in value]
             note = "; ".join(filter(None, [note, "steps become updates"]))
         self.set(ours, value, key)
-        defaults = self.fields if section == "algo" else _DEFAULTS.get(section, {})
-        default = schema.plain(defaults.get(name))
-        if not self.inside and name in defaults and (value, type(value) is bool) == (default, type(default) is bool):
-            note = "; ".join(filter(None, [note, "jrl's default"]))
-        return self.report(key, f"{self.inside}{ours}", value, note)
+        return self.report(key, ours, value, note)
 
     def report(self, key: str, ours: str, value: Any, note: str = "") -> None:
         """Report the value of jrl that a key becomes."""
-        self.lines.append(f"{self.prefix}{key} -> {ours}: {format_value(value)}" + (f"  ({note})" if note else ""))
+        self.lines.append(f"{key} -> {ours}: {format_value(value)}" + (f"  ({note})" if note else ""))
 
     def _no_use(self, section: str, name: str) -> str | None:
         if self.has_clients:
-            return policy_server.NO_USE.get(f"{section}.{name}")
+            return _NO_USE_WITH_CLIENTS.get(f"{section}.{name}")
         if self.is_offline and (section in ("rollout", "env_runners") or (section, name) == ("env", "num_envs")):
             return NO_COLLECTION
         if self.is_offline and section == "replay" and name not in _OF_SAMPLES:
@@ -206,22 +204,32 @@ class Job:
 
     def drop(self, key: str, reason: str) -> None:
         """Report that a key has no effect."""
-        self.lines.append(f"{self.prefix}{key}: dropped: {reason}")
+        self.lines.append(f"{key}: dropped: {reason}")
 
     def refuse(self, key: str, reason: str) -> None:
         """Report that jrl lacks the feature of a key, so that learning would differ without it."""
-        self.lines.append(f"{self.prefix}{key}: lacking: {reason}")
-        self.refused.append(f"{self.prefix}{key}: {reason}")
+        self.lines.append(f"{key}: lacking: {reason}")
+        self.refused.append(f"{key}: {reason}")
 
     def add_fault(self, key: str, expected: str, value: Any) -> None:
-        fault = f"{self.prefix}{key}: expected {expected}, got {short(value)}"
+        fault = f"{key}: expected {expected}, got {short(value)}"
         self.faults += [fault] if fault not in self.faults else []
 
-    def take_report(self, inner: "Job") -> None:
-        """Add the report of a translation of nested keys."""
-        self.lines += inner.lines
-        self.faults += inner.faults
-        self.refused += inner.refused
+    @property
+    def builder(self) -> Any:
+        """Config class of the algorithm, which translates settings inside a key."""
+        from jrl.rllib import config_class
+
+        return config_class(self.algo)
+
+    def build_nested(self, key: str, build: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
+        """Return `build(*args)`, sections of the settings in a key; refuse the settings if they are wrong."""
+        try:
+            return build(*args)
+        except InputError as e:
+            for message in e.errors:
+                self.refuse(key, message)
+            return {}
 
     def steps(self, number: int) -> str:
         """Return a number of steps, or of updates in a run from data alone, in words."""
@@ -245,7 +253,7 @@ class RllibSizes:
         gpus = number("num_gpus", least=0, whole=False) or 0
         base_value = job.base_value("devices.learners") or ()
         most = len(base_value) if isinstance(base_value, list | tuple) else 1
-        self.devices = int(min(max(gpus, learners, most, 1), _MAX_DEVICES))
+        self.devices = int(max(gpus, learners, most, 1))
         self.shared = job.is_offline or self.num_envs % self.devices == 0
         self.batch = number("train_batch_size", least=1)
         if self.batch is None and (share := number("train_batch_size_per_learner", least=1)):
@@ -362,12 +370,16 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def translate(job: Job, names: Iterable[str] | None = None) -> None:
-    """Translate all given keys, or the keys `names`, and report each."""
-    for spelled in job.raw if names is None else names:
-        row, value = KEYS.get(spelled), job.raw[spelled]
+def translate(job: Job) -> None:
+    """Translate all given keys, and report each."""
+    for key, value in job.implied.items():
+        _translate(job, KEYS[key], f"{job.source.upper()}'s {key}", value)
+    if job.rllib_core and not any(job.given.get(key) for key in SWITCHES):
+        job.put("run", "network.core.name", job.core, f"{job.source} has a memory")
+    for spelled, value in job.raw.items():
+        row = KEYS.get(spelled)
         if row is None:
-            _unknown(job, spelled)
+            _refuse_unknown(job, spelled)
         elif value is None and row.name != "grad_clip":
             job.drop(spelled, "null: not set")
         elif _is_unset(row.name, value):
@@ -401,27 +413,19 @@ def _translate(job: Job, row: KeyRow, spelled: str, value: Any) -> None:
     if not row.ours:
         return job.refuse(spelled, row.note) if row.refused and is_request(value) else job.drop(spelled, row.note)
     for ours in row.ours.split(", "):
-        note = row.remark if isinstance(row.remark, str) else row.remark(job, value)
-        job.put(spelled, ours, row.to(job, value) if row.to else value, note)
+        converted = row.to(job, value) if row.to else value
+        job.put(spelled, ours, converted, row.note if converted != value else "")
     return None
 
 
-def _unknown(job: Job, key: str) -> None:
+def _refuse_unknown(job: Job, key: str) -> None:
     if key.rpartition(".")[2].startswith("_"):
         return job.drop(key, "an internal switch of RLlib")
     near = difflib.get_close_matches(key, KEYS, 1)
-    line = f"{job.prefix}{key}: unknown" + (f": the nearest is {near[0]}" if near else "")
+    line = f"{key}: unknown" + (f": the nearest is {near[0]}" if near else "")
     line += f", which is {KEYS[near[0]].ours} here" if near and KEYS[near[0]].ours else ""
     job.lines.append(line)
     return job.refused.append(line)
-
-
-def apply_implied(job: Job) -> None:
-    """Set keys that follow from the algorithm: its core, and RLlib's default sequences."""
-    for key, value in job.implied.items():
-        _translate(job, KEYS[key], f"{job.source.upper()}'s {key}", value)
-    if job.rllib_core and not any(job.given.get(key) for key in SWITCHES):
-        job.put("run", "network.core.name", job.core, f"{job.source} has a memory")
 
 
 def split_containers(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -437,6 +441,15 @@ def split_containers(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def is_request(value: Any) -> bool:
     """Return whether the value of a key is a user's request; RLlib's files also have its own classes and off values."""
     return bool(value) and "ray.rllib." not in str(value)
+
+
+def is_named(value: Any, name: str) -> bool:
+    """Return whether a value is the class of this name, its path, or a function that creates an object of it."""
+    if isinstance(value, str):
+        return re.split(r"[.:]", value)[-1] == name
+    code = getattr(value, "__code__", None)
+    names = (getattr(value, "__name__", ""), type(value).__name__, *(code.co_names if code else ()))
+    return name in (*names, *(code.co_freevars if code else ()))
 
 
 def format_value(value: Any) -> str:

@@ -62,8 +62,6 @@ def read_weights(
 
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
-    if not path.is_file():
-        raise InputError(f"import_weights: {path} does not exist")
     kind = path.suffix[1:]
     if kind not in ("npz", "safetensors"):
         raise InputError(f"import_weights: expected *.npz or *.safetensors, got {path}: save the arrays in that format")

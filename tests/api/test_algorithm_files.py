@@ -13,7 +13,8 @@ from jrl.errors import InputError
 from jrl.metrics import loggers
 
 
-def test_save_restore_and_go_on(tmp_path):
+def test_save_restore_and_go_on(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with small().build() as algo:
         algo.train()
         path = algo.save(tmp_path / "c")
@@ -31,6 +32,7 @@ def test_save_restore_and_go_on(tmp_path):
         assert other.compute_single_action(obs, explore=False) == jrl.load(path).act(obs)
         assert other.train()["training_iteration"] == 2
         same(other.get_weights(), weights)
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]  # log=[] writes nothing
 
 
 RUN_DIRECTORY = {
@@ -70,30 +72,19 @@ def test_a_run_directory_as_the_command_writes_it(tmp_path, monkeypatch, capsys)
         assert other.logdir != algo.logdir
 
 
-def test_nothing_is_written_where_nothing_is_logged(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with small().build() as algo:
-        algo.train()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_rows_go_to_files_where_out_is_set(tmp_path):
     with small().debugging(out=str(tmp_path / "run"), log=["jsonl"]).build() as algo:
         result = algo.train()
         with pytest.raises(InputError, match=r"run\.out: .*/run is in use by process"):
             small().debugging(out=str(tmp_path / "run"), log=["jsonl"]).build()
-        algo.restore(algo.save())
+        saved, second = algo.save(), algo.save()
+        assert saved != second and jrl.load(saved).env_steps == jrl.load(second).env_steps
+        algo.restore(saved)
         again = algo.train()
+    with pytest.raises(RuntimeError, match="is stopped"):
+        algo.train()
     rows = loggers.read_rows(tmp_path / "run" / "result.jsonl")
     with pytest.raises(InputError, match="already has a run"):
         small().debugging(out=str(tmp_path / "run")).build()
     assert [row["env_steps"] for row in rows] == [x["timesteps_total"] for x in (result, again)]
     assert config.load(tmp_path / "run" / "config.yaml", ["stop.env_steps=1"]).run.seed == 5
-
-
-def test_saving_twice_and_stopping(tmp_path):
-    with small().debugging(out=str(tmp_path)).build() as algo:
-        first, second = algo.save(), algo.save()
-        assert first != second and jrl.load(first).env_steps == jrl.load(second).env_steps == 0
-    with pytest.raises(RuntimeError, match="is stopped"):
-        algo.train()

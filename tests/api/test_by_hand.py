@@ -306,7 +306,7 @@ def test_files_that_are_no_weights_are_refused(q, tmp_path):
         "planted.npz": "cannot be read as npz",
         "broken.safetensors": "cannot be read as safetensors",
         "x.pkl": "expected *.npz or *.safetensors",
-        "none.npz": "does not exist",
+        "none.npz": "cannot be read as npz",
         "others.npz": "give mapping=",
     }.items():
         with pytest.raises(InputError, match=said.replace("*", r"\*").replace(".", r"\.")):

@@ -20,6 +20,9 @@ ON_POLICY = [
     ("ppo", {**BATCH, "num_env_runners": 2}, (8, 500), (32, 125), 128),
     ("ppo", {**BATCH, "num_env_runners": 3}, (9, 444), (36, 111), 144),  # 3996 rows
     ("ppo", {**BATCH, "num_envs_per_env_runner": 1}, (1, 4000), (32, 125), 128),
+    # 4000 / 12 = 333.3: 333 steps, 3996 rows; 3996 / 500 = 8, and 4 and 9 are the divisors beside it
+    ("ppo", {"num_env_runners": 3, "num_envs_per_env_runner": 4, "train_batch_size": 4000, "minibatch_size": 500},
+     (12, 333), (9, 444), 36),
     ("ppo", {**BATCH, "rollout_fragment_length": 200}, (8, 500), (32, 125), 128),
     ("ppo", {**BATCH, "rollout_fragment_length": "auto", "num_epochs": 30}, (8, 500), (32, 125), 960),
     ("ppo", {"train_batch_size": 4096, "sgd_minibatch_size": 128, "num_sgd_iter": 10}, (8, 512), (32, 128), 320),
@@ -31,8 +34,13 @@ ON_POLICY = [
     ("impala", {"train_batch_size": 80, "rollout_fragment_length": 40}, (8, 40), (4, 80), 4),
     ("impala", {"train_batch_size": 500, "num_env_runners": 4, "rollout_fragment_length": 50}, (8, 50), (1, 400), 1),
     ("impala", {"train_batch_size": 640}, (8, 80), (1, 640), 1),
+    ("impala", {"train_batch_size": 320, "rollout_fragment_length": 40, "minibatch_size": 160}, (8, 40), (2, 160), 2),
     ("ppo", {**BATCH, "model": {"use_lstm": True, "max_seq_len": 20}}, (8, 500), (40, 100), 160),  # 200 sequences
     ("ppo", {"train_batch_size": 1024, "model": {"use_lstm": True, "max_seq_len": 10}}, (8, 128), (4, 256), 16),
+    ("ppo", {**BATCH, "num_envs_per_env_runner": 1, "model": {"use_lstm": True, "max_seq_len": 20}}, (1, 4000),
+     (40, 100), 160),
+    ("ppo", {"num_envs_per_env_runner": 3, "rollout_fragment_length": 20, "model": {"use_lstm": True}}, (3, 20),
+     (3, 20), 12),  # one sequence of each environment: 4 minibatches would cut them
 ]  # fmt: skip
 REPLAY = [
     ("dqn", {"train_batch_size": 32}, (8, 1), 32, 8),
@@ -42,6 +50,11 @@ REPLAY = [
     ("dqn", {"train_batch_size": 32, "rollout_fragment_length": 4, "num_envs_per_env_runner": 1}, (1, 4), 32, 1),
     ("dqn", {"train_batch_size": 32, "training_intensity": 1, "num_envs_per_env_runner": 8}, (8, 4), 32, 1),
     ("dqn", {"rollout_fragment_length": "auto"}, (8, 1), 256, 8),
+    ("dqn", {"rollout_fragment_length": 3}, (8, 3), 256, 8),
+    # 64 rows learned from per step with batches of 32: 2 updates per step
+    ("dqn", {"train_batch_size": 32, "num_envs_per_env_runner": 1, "training_intensity": 64}, (1, 1), 32, 2),
+    # 1 row per step: an update of 32 after 32 steps, that is 8 fragments of 4
+    ("dqn", {"train_batch_size": 32, "rollout_fragment_length": 4, "training_intensity": 1}, (8, 4), 32, 1),
     ("sac", {"train_batch_size": 256, "rollout_fragment_length": 1}, (8, 1), 256, 8),
     ("sac", {"train_batch_size": 128, "rollout_fragment_length": 1, "num_envs_per_env_runner": 4}, (4, 1), 128, 1),
     ("sac", {"train_batch_size": 128, "rollout_fragment_length": 50, "num_env_runners": 0}, (8, 25), 128, 4),

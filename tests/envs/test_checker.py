@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jrl
-from jrl.envs.checker import _check_speed, check_env
+from jrl.envs.checker import check_env, check_speed
 from jrl.envs.jax_env import Definition
 from jrl.errors import InputError
 from jrl.types import Box, Dict, Discrete
@@ -170,12 +170,12 @@ PROBLEMS = {
     ),
     "Raising": (
         failing(ZeroDivisionError("no wind"), "reward", lambda self: self.count == 50),
-        "environment 0 raises in step 50: ZeroDivisionError: no wind (test_checker.py:",
+        "step 54 raises ZeroDivisionError: no wind (test_checker.py:",
     ),
-    "Fragile": (Fragile, "environment 0 raises in step 2: ZeroDivisionError: at full throttle (test_checker.py:"),
+    "Fragile": (Fragile, "step 2 raises ZeroDivisionError: at full throttle (test_checker.py:"),
     "RaisingReset": (
         failing(KeyError("level 2"), "reset", lambda self: self.count),
-        "environment 0 raises in the reset after step 10: KeyError: 'level 2' (test_checker.py:",
+        "step 11 raises KeyError: 'level 2' (test_checker.py:",
     ),
     "Unmade": (failing(FileNotFoundError("maze.txt"), "__init__"), ": FileNotFoundError: maze.txt"),
     "Unsupported": ({"observation_space": gymnasium.spaces.Text(5)}, "observation space Text(1, 5"),
@@ -234,7 +234,7 @@ def test_notes_on_how_long_steps_take():
         ),
         ([2e-5] * 59 + [4e-3], None),
     ):
-        notes = [fault.message for fault in _check_speed(seconds)]
+        notes = [fault.message for fault in check_speed(seconds)]
         assert len(notes) == (words is not None) and all(words in note for note in notes)
 
 

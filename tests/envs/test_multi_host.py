@@ -8,7 +8,7 @@ import pytest
 from agent_envs import SEEN, Breaks, Walkers
 
 from jrl import envs
-from jrl.envs import multi_ids
+from jrl.envs import gym_ids
 from jrl.envs.context import OnFailure
 from jrl.envs.make import check, make
 from jrl.envs.multi_host import MultiHostEnv
@@ -439,7 +439,7 @@ def test_one_that_fails_is_made_anew_and_its_columns_say_so():
     [
         ("Walkers", {"state": True}),
         ("make_walkers", {}),
-        ("AECEnv", {}),
+        ("Nim", {}),
         ("Turns", {"turn_based": True}),
         ("Unequal", {}),
     ],
@@ -494,7 +494,7 @@ def test_one_that_fails_ends_the_run_with_its_line():
     ],
 )
 def test_ids_of_several_agents(id, known):
-    assert multi_ids.is_declared(id, {}) is known
+    assert gym_ids.is_declared(id, {}) is known
     assert envs.is_multi_agent(id) is bool(known)
 
 

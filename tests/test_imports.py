@@ -373,7 +373,7 @@ assert not {name.partition(".")[0] for name in sys.modules} & {"envpool", "gymna
 from jrl.envs import envpool_env
 compiled = lambda: {n for n in sys.modules if n.endswith("_envpool") and not n.startswith("envpool.python")}
 assert len(envpool_env.ids()) > 1000 and compiled() == set()
-assert envpool_env.check("CartPole-v1", {}) == []
+assert jrl.envs.check("CartPole-v1", backend="envpool") == []
 assert compiled() == {"envpool.classic_control.classic_control_envpool"}
 import envpool
 assert not hasattr(envpool.toy_text, "NoSuchEnvSpec") and envpool.toy_text.CatchEnvSpec

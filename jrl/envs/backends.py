@@ -1,15 +1,23 @@
 """Backends, the libraries that step environments, and their ids."""
 
 import difflib
+import importlib
+from typing import Any
 
 from jrl import registry
-from jrl.envs.context import is_in_jax
+from jrl.envs.context import PETTINGZOO, is_in_jax
 from jrl.errors import InputError
 from jrl.fields.bounds import Backend, current_name
 
-BACKENDS = ("envpool", "gymnasium", "jax")  # in the order of `auto`
-SUITES = ("gymnax:", "brax:", "jaxmarl:")  # prefixes of ids of the jax backend
-PETTINGZOO = "pettingzoo:"  # prefix of ids of the gymnasium backend
+# backends in the order of `auto`. Each module has ids(), check(cfg), has_agents(cfg) and make(cfg, ...)
+_MODULES = {"envpool": "jrl.envs.envpool_env", "gymnasium": "jrl.envs.gym_ids", "jax": "jrl.envs.jax_ids"}
+BACKENDS = tuple(_MODULES)
+# suites of the jax backend: prefix of their ids -> function (name, num_envs, options, state) -> JaxEnv
+SUITES = {
+    "gymnax": "jrl.envs.suites:make_gymnax",
+    "brax": "jrl.envs.suites:make_brax",
+    "jaxmarl": "jrl.envs.jaxmarl_env:make_jaxmarl",
+}
 # jrl's own environments in JAX: id -> function that returns a Definition or MultiDefinition, for `registry.load`
 IN_JAX = {
     "CartPole-v1": "jrl.envs.classic:cartpole",
@@ -33,40 +41,41 @@ IN_JAX = {
 }
 
 
+def module(backend: str) -> Any:
+    """Returns the module of a backend."""
+    return importlib.import_module(_MODULES[backend])
+
+
 def ids(backend: str) -> tuple[str, ...]:
-    """Return the ids of a backend that can be listed; prefixes such as `gymnax:` name more."""
-    if backend == "jax":
-        return tuple(IN_JAX)
-    if backend == "envpool":
-        from jrl.envs import envpool_env
+    """Returns the ids of a backend that can be listed; prefixes such as `gymnax:` name more."""
+    return module(backend).ids()
 
-        return envpool_env.ids()
-    from jrl.envs import gym_env
 
-    return gym_env.ids()
+def suite_of(id: str) -> str | None:
+    """Returns the suite of the jax backend that has an id, such as `gymnax`; None: no suite's."""
+    name, colon, _ = id.partition(":")
+    return name if colon and name in SUITES and registry.registered(id) is None else None
 
 
 def backends_of(id: str) -> tuple[str, ...]:
-    """Return the backends that have `id`, in the order of `auto`; empty for an unknown id."""
+    """Returns the backends that have `id`, in the order of `auto`; empty for an unknown id."""
     return tuple(backend for backend in BACKENDS if has_id(id, backend))
 
 
 def has_id(id: str, backend: str) -> bool:
-    """Return whether a backend has an id."""
+    """Returns whether a backend has an id."""
     if registry.registered(id) is None:
         if ":" not in id:
             return id in ids(backend)
-        if id.startswith(SUITES):
+        if suite_of(id) is not None:
             return backend == "jax"
         if id.startswith(PETTINGZOO):
             return backend == "gymnasium"
     # a user's class or function; if it cannot be loaded, the backend reports the reason
     if backend == "envpool":
         return False
-    from jrl.envs import gym_env
-
     try:
-        found = gym_env.load_class(id)
+        found = module("gymnasium").load_class(id)
     except InputError:
         found = None
     in_jax = is_in_jax(found)
@@ -74,7 +83,7 @@ def has_id(id: str, backend: str) -> bool:
 
 
 def resolve(id: str, backend: str = "auto") -> str:
-    """Return the backend that steps `id`; `auto`: the first of EnvPool, gymnasium and jax that has it.
+    """Returns the backend that steps `id`; `auto`: the first of EnvPool, gymnasium and jax that has it.
 
     Raises:
       InputError: unknown id or backend, or the backend lacks the id.
@@ -97,11 +106,10 @@ def resolve(id: str, backend: str = "auto") -> str:
 
 
 def is_atari(id: str) -> bool:
-    """Return whether `id` is an Atari game: EnvPool's `Pong-v5`, ale-py's `ALE/Pong-v5`, or `PongNoFrameskip-v4`."""
+    """Returns whether `id` is an Atari game: EnvPool's `Pong-v5`, ale-py's `ALE/Pong-v5`, or `PongNoFrameskip-v4`."""
     if id.startswith("ALE/") or "NoFrameskip-v" in id:
         return True
     if not id.endswith("-v5") or "/" in id or ":" in id:  # saves the import of EnvPool
         return False
-    from jrl.envs import envpool_env
-
-    return id in envpool_env.ids() and envpool_env.family(id).startswith("envpool.atari")
+    envpool = module("envpool")
+    return id in envpool.ids() and envpool.family(id).startswith("envpool.atari")

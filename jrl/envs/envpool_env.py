@@ -24,7 +24,8 @@ from jrl.envs import spec as spaces
 from jrl.envs.infos import Infos, find_mask, may_have_mask
 from jrl.errors import cannot_import
 from jrl.fields.env import EnvConfig
-from jrl.types import Array, EnvSpec, InputError, JaxEnv, PyTree, Space, StepResult, element
+from jrl.spaces import ACTION_MASK
+from jrl.types import Array, Discrete, EnvSpec, InputError, JaxEnv, PyTree, Several, Space, StepResult, element
 
 _RESERVED = ("num_envs", "seed", "env_seed", "batch_size", "max_num_players", "base_path", "gym_reset_return_info")
 _TINY = ("envpool.classic_control", "envpool.toy_text")
@@ -47,12 +48,12 @@ def _quiet_make_spec(envpool: Any, id: str) -> Any:
 
 
 def _spec(id: str) -> Any:
-    """Return EnvPool's spec of an environment without options."""
+    """Returns EnvPool's spec of an environment without options."""
     return _quiet_make_spec(load_envpool(), id)
 
 
 def ids() -> tuple[str, ...]:
-    """Return every id of EnvPool; empty if it is not installed."""
+    """Returns every id of EnvPool; empty if it is not installed."""
     try:
         envpool = load_envpool()
     except ImportError:
@@ -61,14 +62,14 @@ def ids() -> tuple[str, ...]:
 
 
 def family(id: str) -> str:
-    """Return the module of an id: `envpool.atari`, `envpool.classic_control`, ..."""
+    """Returns the module of an id: `envpool.atari`, `envpool.classic_control`, ..."""
     with _quiet():
         # the class itself is made at run time; its base class is compiled and has the module
         return type(_spec(id)).__mro__[1].__module__
 
 
 def num_players(id: str) -> int:
-    """Return the number of players of a game; 1 for other environments, and for a family that cannot be imported."""
+    """Returns the number of players of a game; 1 for other environments, and for a family that cannot be imported."""
     try:
         with _quiet():
             return int(_spec(id).config.max_num_players)
@@ -76,8 +77,24 @@ def num_players(id: str) -> int:
         return 1
 
 
-def check(id: str, options: dict[str, Any]) -> list[str]:
-    """Return faults in the options, each with its fix."""
+def has_agents(cfg: EnvConfig) -> bool:
+    """Returns whether the games have several players."""
+    return num_players(cfg.id) > 1
+
+
+def make(cfg: EnvConfig, *, seed: int, host: bool, state: bool, **unused: Any) -> Any:
+    """Makes a pool; the JaxEnv of a pool that can be stepped in a program, unless `host`."""
+    if has_agents(cfg):
+        return EnvPoolGames(cfg, seed=seed, state=state)
+    if cfg.batch_size is not None and cfg.batch_size < cfg.num_envs:
+        return AsyncEnvPoolEnv(cfg, seed=seed)
+    pool = EnvPoolEnv(cfg, seed=seed)
+    return pool if host else pool.to_jax() or pool
+
+
+def check(cfg: EnvConfig) -> list[str]:
+    """Returns faults in the options, each with its fix."""
+    id, options = cfg.id, cfg.options
     with _quiet():
         spec = _spec(id)
     known = [k for k in spec._config_keys if k not in _RESERVED]
@@ -103,7 +120,7 @@ class Frames(NamedTuple):
 
 
 def stacked_frames(env: EnvConfig) -> Frames | None:
-    """Return the frame stacks of an Atari game, EnvPool's or `env.frame_stack`'s.
+    """Returns the frame stacks of an Atari game, EnvPool's or `env.frame_stack`'s.
 
     None: colours, no stacks, or both kinds of stack.
     """
@@ -117,7 +134,7 @@ def stacked_frames(env: EnvConfig) -> Frames | None:
 
 
 def limit_steps(id: str, options: dict[str, Any], horizon: int | None) -> dict[str, Any]:
-    """Return the options that limit episodes to `horizon` steps.
+    """Returns the options that limit episodes to `horizon` steps.
 
     A smaller `max_episode_steps` stays, if the task knows its own before an episode begins; some BabyAI tasks report 0.
 
@@ -140,7 +157,7 @@ def limit_steps(id: str, options: dict[str, Any], horizon: int | None) -> dict[s
 
 @functools.cache
 def _ends_at_limit(id: str) -> bool:
-    """Return whether an episode limited to one step ends with it.
+    """Returns whether an episode limited to one step ends with it.
 
     Episodes of Catch-v0, CliffWalking-v1 and Highway last longer, and report their true end as a time limit.
     """
@@ -171,14 +188,14 @@ def _pool(cfg: EnvConfig, seed: int, batch_size: int | None) -> Any:
 
 
 def _action_space(pool: Any) -> spaces.Actions:
-    """Return the pool's action space, with the dtype that its step takes: that of its last key."""
+    """Returns the pool's action space, with the dtype that its step takes: that of its last key."""
     with _quiet():
         space = pool.action_space
     return spaces.convert_action_space(space, list(pool.spec.action_array_spec.values())[-1].dtype)
 
 
 def info_shapes(pool: Any) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of one environment's infos, by name."""
+    """Returns the shapes of one environment's infos, by name."""
     found = {name[5:]: tuple(x.shape) for name, x in pool.spec.state_array_spec.items() if name.startswith("info:")}
     return {name: shape for name, shape in found.items() if "env_id" not in name and -1 not in shape}
 
@@ -217,20 +234,20 @@ class Pool:
         self.spec = EnvSpec(observation.space, action.space, cfg.num_envs, None if limit == _UNLIMITED else limit)
 
     def _find_mask(self, id: str, name: str | None, observed: Any, action: Space) -> str | None:
-        """Return the key of the mask in the infos; None: no mask."""
+        """Returns the key of the mask in the infos; None: no mask."""
         if not may_have_mask(name, observed, action, id):
             return None
         found = find_mask(name, info_shapes(self._pool), action, id)
         return None if found is None else found[0]
 
     def _action(self, action: PyTree, num_envs: int) -> Any:
-        """Return the action in EnvPool's dtype. Raises ValueError: it is not of `spec.action`."""
+        """Returns the action in EnvPool's dtype. Raises ValueError: it is not of `spec.action`."""
         action = spaces.to_numpy(action)
         spaces.check_action(self.spec.action, num_envs, action)
         return self._convert_action(action)
 
     def close(self) -> None:
-        """Drop the pool; its threads end when no reference is left."""
+        """Drops the pool; its threads end when no reference is left."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()
@@ -245,7 +262,7 @@ class EnvPoolEnv(Pool):
         self._xla_step: Any = None  # holds a reference to the pool
 
     def close(self) -> None:
-        """Drop the pool after the programs that step it are done."""
+        """Drops the pool after the programs that step it are done."""
         if self._in_program and self._pool is not None:
             _wait()
             _latest_closed[:] = [self._pool]
@@ -253,14 +270,14 @@ class EnvPoolEnv(Pool):
         super().close()
 
     def reset(self) -> PyTree:
-        """Begin new episodes; return observations [B, *]."""
+        """Begins new episodes; return observations [B, *]."""
         self._check_on_host()
         obs, info = self._pool.reset()
         self.infos.set_from_pool(info)
         return self._observe(obs, info)
 
     def step(self, action: PyTree) -> StepResult:
-        """Step all environments. Raises ValueError: the action's shape, dtype or range is not that of `spec.action`."""
+        """Steps all environments. Raises ValueError: the action's shape, dtype or range is not of `spec.action`."""
         self._check_on_host()
         obs, reward, terminated, truncated, info = self._pool.step(self._action(action, self.spec.num_envs))
         self.infos.set_from_pool(info)
@@ -271,7 +288,7 @@ class EnvPoolEnv(Pool):
             raise RuntimeError("this pool belongs to a program: step it there, or make another pool")
 
     def to_jax(self) -> JaxEnv | None:
-        """Return the pool inside a program; None: several players, a TPU, or many environments on another accelerator.
+        """Returns the pool inside a program; None: several players, a TPU, or many environments on another accelerator.
 
         The state is a token that orders the steps. The pool is a constant of the program, so trace one pool into one
         program only. `reset` runs on the host and ignores its key: the pool was seeded when made.
@@ -323,13 +340,13 @@ class AsyncEnvPoolEnv(Pool):
         self._stale = np.zeros(cfg.num_envs, bool)  # the step under way was sent before the latest reset
 
     def reset(self) -> None:
-        """Begin new episodes in all environments. Steps under way are finished first; their results are dropped."""
+        """Begins new episodes in all environments. Steps under way are finished first; their results are dropped."""
         self._stale = self._under_way.copy()
         self._pool._reset(np.flatnonzero(~self._under_way).astype(np.int32))
         self._under_way[:] = True
 
     def send(self, action: PyTree, env_id: Array) -> None:
-        """Send actions [n, *] to the environments `env_id` [n] i32.
+        """Sends actions [n, *] to the environments `env_id` [n] i32.
 
         Raises:
           ValueError: the shape, dtype or range is not that of `spec.action`, or an environment is under way.
@@ -343,7 +360,7 @@ class AsyncEnvPoolEnv(Pool):
         self._pool.send(action, env_id)
 
     def recv(self) -> tuple[np.ndarray, StepResult]:
-        """Return `env_id` [n] i32 and results [n, *]. Raises RuntimeError: fewer than `least` are under way."""
+        """Returns `env_id` [n] i32 and results [n, *]. Raises RuntimeError: fewer than `least` are under way."""
         if self._under_way.sum() < self.least:
             raise RuntimeError(
                 f"recv: expected {self.least} environments under way, got {self._under_way.sum()}: send more actions"
@@ -370,7 +387,7 @@ _latest_closed: list[Any] = []
 
 
 def _wait() -> None:
-    """Wait until all dispatched computations are done: a running step has its latest state as a live array."""
+    """Waits until all dispatched computations are done: a running step has its latest state as a live array."""
     for x in jax.live_arrays():
         with contextlib.suppress(RuntimeError):  # a deleted array, or a program's error, which is reported elsewhere
             x.block_until_ready()
@@ -408,9 +425,124 @@ def _opaque(fn: Callable) -> Callable:
 
 
 def _reward(reward: Any, info: dict[str, Any]) -> Any:
-    """Return rewards f32, 0 on the step that resets: EnvPool's dm_control returns the last reward or garbage there."""
+    """Returns rewards f32, 0 on the step that resets: EnvPool's dm_control returns the last reward or garbage there."""
     xp = reward.__array_namespace__()  # numpy or jax.numpy
     return xp.where(info["elapsed_step"] != 0, reward.astype("float32"), xp.float32(0.0))
+
+
+# ---------------------------------------------------------------- games of several players
+#
+# EnvPool returns a row per player and a row per game, in the order in which its threads finish; `env_id` is the game of
+# each. Here they are sorted: player k of game i has index i * P + k. All players of a game end with it.
+#
+# Some games take an action of each player. In the others, players take turns, and `current_player` moves. A waiting
+# player has an ordinary transition whose action_mask allows only the last action, as in `jrl.envs.multi_host`.
+
+_LEGAL = "legal_action_mask"  # default key of the moving player's mask in the infos
+
+
+class EnvPoolGames(Pool):
+    """A `jrl.types.Env` of games of P players. `cfg.num_envs` counts games.
+
+    Raises:
+      InputError: see `Pool`; `state`, because there is no global state; players who take turns with actions that are
+        not Discrete.
+    """
+
+    def __init__(self, cfg: EnvConfig, *, seed: int, state: bool = False):
+        if state:
+            raise InputError(f"multi_agent.state: EnvPool's {cfg.id} has no global state: leave it out")
+        super().__init__(cfg, seed=seed)
+        self._games, self._players = cfg.num_envs, num_players(cfg.id)
+        self._key = next(name for name in self._pool.spec.action_array_spec if not name.endswith("env_id"))
+        self._choices: int | None = None  # number of moves; None: all players act on each step
+        self._legal = _LEGAL
+        try:
+            observation, action = self._player_spaces(cfg)
+        except InputError:
+            self.close()
+            raise
+        agents = tuple(f"player_{k}" for k in range(self._players))
+        # no time limit: the games accept max_episode_steps, but continue beyond it
+        self.spec = EnvSpec(observation, action, self._games * self._players, agents=agents)
+        self._over = np.zeros(self._games, bool)
+        self._current = np.zeros(self._games, np.int32)  # moving player
+
+    def _player_spaces(self, cfg: EnvConfig) -> tuple[Space, Space]:
+        """Returns the spaces of a player; if players take turns, with the waiting action and the mask."""
+        observation, action = self.spec.observation, self.spec.action
+        if self._key.startswith("players."):
+            if cfg.action_mask_info is not None:
+                reason = f"all its players act at once, without a mask in {cfg.action_mask_info}"
+                raise InputError(f"env.action_mask_info: {cfg.id} has several agents, {reason}: leave it out")
+            return observation, action
+        infos = info_shapes(self._pool)
+        if "current_player" not in infos or not isinstance(action, Discrete):
+            raise InputError(
+                f"env.id {cfg.id}: expected Discrete actions and infos with current_player, got {action} and "
+                f"{', '.join(infos)}: use a game whose players take turns this way, or all act at once"
+            )
+        self._legal, self._choices = cfg.action_mask_info or _LEGAL, action.n
+        find_mask(self._legal, infos, action, cfg.id)
+        waiting = Discrete(action.n + 1)
+        return spaces.add_mask_space(observation, waiting), waiting
+
+    def _find_mask(self, id: str, name: str | None, observed: Any, action: Space) -> str | None:
+        """Returns None: the infos have one mask per game, the moving player's, and none per player."""
+        return None
+
+    def reset(self) -> PyTree:
+        """Begins new games; return observations [B, *]."""
+        obs, info = self._pool.reset()
+        self._over[:] = False
+        return self._build_observations(obs, info, np.argsort(info["env_id"]))
+
+    def step(self, action: PyTree) -> StepResult:
+        """Steps all games. Raises ValueError: the action is not of `spec.action`, or the moving player waits."""
+        pool_action = self._pool_action(self._action(action, self.spec.num_envs))
+        obs, reward, terminated, truncated, info = self._pool.step(pool_action)
+        order = np.argsort(info["env_id"])
+        obs = self._build_observations(obs, info, order)
+        to_all = lambda x: np.repeat(x, self._players)
+        fresh = info["elapsed_step"][order] == 0  # steps that begin a game
+        terminated, truncated = terminated[order], truncated[order]
+        self._over = terminated | truncated
+        earned = np.where(to_all(fresh), np.float32(0), reward[_by_game(info)].astype(np.float32))
+        several = Several(to_all(fresh), self._over, to_all(~self._over))
+        return StepResult(obs, earned, to_all(terminated), to_all(truncated), several=several)
+
+    def _pool_action(self, action: Array) -> dict[str, Array]:
+        """Returns actions [B] as the pool takes them: of each player, or of the moving players."""
+        games = np.arange(self._games, dtype=np.int32)
+        if self._choices is None:
+            return {self._key: action, "env_id": games, "players.env_id": np.repeat(games, self._players)}
+        moves = action.reshape(self._games, self._players)[games, self._current]
+        if (waits := (moves == self._choices) & ~self._over).any():
+            game = int(waits.argmax())
+            raise ValueError(
+                f"game {game}: player_{self._current[game]}: expected a move, got the waiting action, which its "
+                "action_mask forbids"
+            )
+        moves = np.where(self._over, 0, moves).astype(action.dtype)  # the next step of an ended game begins a new game
+        return {self._key: moves, "env_id": games, "players.env_id": games}
+
+    def _build_observations(self, obs: Any, info: dict[str, Any], order: Array) -> PyTree:
+        """Returns the observations of all players; `order` [G] sorts the rows of games."""
+        self.infos.set_from_pool(info)
+        rows = _by_game(info)
+        obs = self._observe(jax.tree.map(lambda x: x[rows], obs), info)
+        if self._choices is None:
+            return obs
+        self._current = info["current_player"][order]
+        moves = self._current[:, None, None] == np.arange(self._players)[:, None]  # [G, P, 1]
+        legal = (info[self._legal][order] != 0).reshape(self._games, 1, self._choices)
+        mask = np.concatenate([legal & moves, ~moves], -1).reshape(self.spec.num_envs, -1)
+        return {**(obs if isinstance(obs, dict) else {"obs": obs}), ACTION_MASK: mask}
+
+
+def _by_game(info: dict[str, Any]) -> Array:
+    """Returns the order of the players' rows that groups them by game."""
+    return np.argsort(info["players"]["env_id"], kind="stable")
 
 
 # ---------------------------------------------------------------- import of the library

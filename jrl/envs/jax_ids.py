@@ -1,14 +1,16 @@
 """Ids of environments written in JAX: jrl's own, the suites', and the user's."""
 
+import importlib.util
 import traceback
 from typing import Any
 
 import jax
 
 from jrl import registry
-from jrl.envs import context as contexts
-from jrl.envs import limits, multi_agent, suites
-from jrl.envs.backends import IN_JAX, SUITES
+from jrl.envs import limits, multi_agent
+from jrl.envs.backends import IN_JAX, SUITES, suite_of
+from jrl.envs.context import check_options
+from jrl.envs.gym_ids import load_class
 from jrl.envs.jax_env import Definition, build, check_time_limit
 from jrl.envs.multi_agent import MultiDefinition
 from jrl.errors import InputError
@@ -18,28 +20,29 @@ from jrl.spaces import columns, elements
 from jrl.types import JaxEnv
 
 
+def ids() -> tuple[str, ...]:
+    """Returns the ids of jrl's own environments."""
+    return tuple(IN_JAX)
+
+
 def check(cfg: EnvConfig) -> list[str]:
-    """Return faults of the id, without making an environment. Raises InputError as `load_definition`."""
-    if is_suite_id(cfg.id):
-        return suites.check(cfg.id)
-    load_definition(cfg.id, cfg.options)
+    """Returns faults of the id, without making an environment. Raises InputError as `load_definition`."""
+    if (suite := suite_of(cfg.id)) is None:
+        load_definition(cfg.id, cfg.options)
+    elif importlib.util.find_spec(suite) is None:
+        return [f"env.id {cfg.id}: {suite} is not installed: pip install {suite}"]
     return []
 
 
 def has_agents(cfg: EnvConfig) -> bool:
-    """Return whether the environments have several agents. Raises InputError as `load_definition`."""
-    if is_suite_id(cfg.id):
-        return cfg.id.startswith("jaxmarl:")
+    """Returns whether the environments have several agents. Raises InputError as `load_definition`."""
+    if (suite := suite_of(cfg.id)) is not None:
+        return suite == "jaxmarl"
     return isinstance(load_definition(cfg.id, cfg.options), MultiDefinition)
 
 
-def is_suite_id(id: str) -> bool:
-    """Return whether an id is one of gymnax, brax or JaxMARL."""
-    return id.startswith(SUITES) and registry.registered(id) is None
-
-
 def load_definition(id: str, options: dict[str, Any]) -> Definition | MultiDefinition:
-    """Return the definition of an id that is not of a suite.
+    """Returns the definition of an id that is not of a suite.
 
     Raises:
       InputError: an unknown option, or a user's function that does not return a definition.
@@ -49,11 +52,9 @@ def load_definition(id: str, options: dict[str, Any]) -> Definition | MultiDefin
     if found is None and id in IN_JAX:
         found = registry.load(IN_JAX[id], "env.id")
     elif found is None:
-        from jrl.envs import gym_env
-
-        found = gym_env.load_class(id)
+        found = load_class(id)
     if not isinstance(found, Definition | MultiDefinition) and (
-        errors := contexts.check_options(id, found, options, ("max_episode_steps",))
+        errors := check_options(id, found, options, ("max_episode_steps",))
     ):
         raise InputError(*errors)
     limit = options.pop("max_episode_steps", None)
@@ -75,20 +76,25 @@ def load_definition(id: str, options: dict[str, Any]) -> Definition | MultiDefin
     return made if limit is None else made._replace(max_episode_steps=check_time_limit(limit))
 
 
-def make(cfg: EnvConfig, *, state: bool) -> JaxEnv:
-    """Make the environments with their time limits; `state` as in `multi_agent.build`. Raises InputError."""
+def make(cfg: EnvConfig, *, state: bool, **unused: Any) -> JaxEnv:
+    """Makes the environments with their time limits; `state` as in `multi_agent.build`. Raises InputError.
+
+    Seed and place are unused: random numbers come from the keys that the environments are stepped with.
+    """
+    suite = suite_of(cfg.id)
 
     def build_env(**limit: int) -> JaxEnv:
         options = {**cfg.options, **limit}
-        if is_suite_id(cfg.id):
-            return suites.make(cfg.id, cfg.num_envs, options, state=state)
+        if suite is not None:
+            make_suite = registry.load(SUITES[suite], "env.id")
+            return make_suite(cfg.id.partition(":")[2], cfg.num_envs, options, state)
         found = load_definition(cfg.id, options)
         if isinstance(found, MultiDefinition):
             return multi_agent.build(found, cfg.num_envs, state=state)
         return build(found, cfg.num_envs)
 
     env = build_env()
-    if registry.registered(cfg.id) is not None or (cfg.id not in IN_JAX and not is_suite_id(cfg.id)):
+    if suite is None and (registry.registered(cfg.id) is not None or cfg.id not in IN_JAX):
         _trace(cfg.id, env)
     if cfg.horizon is None:
         return env
@@ -99,7 +105,7 @@ def make(cfg: EnvConfig, *, state: bool) -> JaxEnv:
 
 
 def _trace(id: str, env: JaxEnv) -> None:
-    """Trace a reset and a step of the user's functions, without computing anything.
+    """Traces a reset and a step of the user's functions, without computing anything.
 
     Raises:
       InputError: the functions raise (the user's line comes first), or return other arrays than declared.

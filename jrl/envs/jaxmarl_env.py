@@ -19,8 +19,9 @@ from flax import struct
 from jrl.envs.jax_env import check_time_limit, select
 from jrl.envs.multi_agent import add_state, add_state_space
 from jrl.envs.spec import add_mask_space, check_action
+from jrl.envs.suites import convert_space, import_suite, unknown
 from jrl.spaces import ACTION_MASK, columns, combine_agents, from_parts, kinds, map_leaves, parts_by_kind
-from jrl.types import Array, Box, Dict, Discrete, EnvSpec, JaxEnv, Key, PyTree, Several, Space, StepResult
+from jrl.types import Array, Box, Dict, Discrete, EnvSpec, InputError, JaxEnv, Key, PyTree, Several, Space, StepResult
 
 _WORLD = "world_state"  # key of the global state among JaxMARL's observations; all other keys are agents
 _NEVER = 2**30
@@ -36,11 +37,24 @@ class JaxmarlState:
     ended: Array  # [B / A, A] bool, agents that have ended in this game
 
 
-def make(env: Any, name: str, num_envs: int, limit: int | None, space: Any, *, state: bool = False) -> JaxEnv:
-    """Make games of a JaxMARL environment.
+def make_jaxmarl(name: str, num_envs: int, options: dict[str, Any], state: bool) -> JaxEnv:
+    """Makes games of JaxMARL; options: `max_episode_steps`, and arguments of JaxMARL's class. Raises InputError."""
+    with contextlib.redirect_stdout(io.StringIO()):  # the import prints
+        jaxmarl = import_suite("jaxmarl")
+    if name not in jaxmarl.registered_envs:
+        raise unknown(f"env.id jaxmarl:{name}: JaxMARL has no such environment", name, jaxmarl.registered_envs)
+    limit = options.pop("max_episode_steps", None)
+    try:
+        env = jaxmarl.make(name, **options)
+    except (TypeError, ValueError) as e:
+        raise InputError(f"env.options: jaxmarl:{name}: {e}") from e
+    return make(env, num_envs, limit, convert_space, state=state)
+
+
+def make(env: Any, num_envs: int, limit: int | None, space: Any, *, state: bool = False) -> JaxEnv:
+    """Makes games of a JaxMARL environment.
 
     Args:
-      name: environment name, for errors.
       num_envs: number of games.
       limit: steps of a game; None: the environment's `max_steps`, if it has one.
       space: function from JaxMARL's spaces to jrl's.
@@ -134,7 +148,7 @@ class _Games:
         return inner, self._observe(obs, inner)
 
     def _observe(self, obs: dict[str, Any], inner: PyTree) -> PyTree:
-        """Return observations [games, A, *]; with several kinds a tuple by kind."""
+        """Returns observations [games, A, *]; with several kinds a tuple by kind."""
         parts = []
         state = None if self.get_state is None else jax.vmap(self.get_state)(obs, inner)
         for kind in self.kinds:
@@ -147,7 +161,7 @@ class _Games:
         return from_parts(self.spec, parts)
 
     def _by_agent(self, action: PyTree) -> dict[str, PyTree]:
-        """Return each agent's actions [games, *], by name."""
+        """Returns each agent's actions [games, *], by name."""
         num_envs = self.spec.games
         by_game = jax.tree.map(lambda x: x.reshape(num_envs, x.shape[0] // num_envs, *x.shape[1:]), action)
         given: dict[str, PyTree] = {}
@@ -157,7 +171,7 @@ class _Games:
         return given
 
     def _stack(self, by_agent: dict[str, Any], numbers: Iterable[int] | None = None) -> PyTree:
-        """Stack JaxMARL's dict by agent, leaves [games, *], to [games, A, *]; `numbers` selects agents."""
+        """Stacks JaxMARL's dict by agent, leaves [games, *], to [games, A, *]; `numbers` selects agents."""
         named = self.spec.agents if numbers is None else [self.spec.agents[i] for i in numbers]
         return jax.tree.map(lambda *x: jnp.stack(x, 1), *(by_agent[agent] for agent in named))
 
@@ -166,15 +180,8 @@ def _flat(x: Array) -> Array:
     return x.reshape(-1, *x.shape[2:])
 
 
-def quiet_import() -> Any:
-    """Import the package jaxmarl without its printed output. Raises ImportError."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        import jaxmarl
-    return jaxmarl
-
-
 def _has_mask(env: Any, agent: str, action: Discrete) -> bool:
-    """Return whether the environment has an action mask with one entry per action."""
+    """Returns whether the environment has an action mask with one entry per action."""
     try:
         shapes = jax.eval_shape(lambda key: env.get_avail_actions(env.reset(key)[1]), jax.random.key(0))
     except NotImplementedError:  # JaxMARL's base class raises it for environments without masks
@@ -183,7 +190,7 @@ def _has_mask(env: Any, agent: str, action: Discrete) -> bool:
 
 
 def _find_state(env: Any, agents: tuple[str, ...]) -> tuple[Box, Callable[[Any, PyTree], Array]]:
-    """Return the space of the global state, flat f32, and the function from a game's observations and state to it.
+    """Returns the space of the global state, flat f32, and the function from a game's observations and state to it.
 
     The environment provides it as `world_state` among its observations or by `get_world_state`. Otherwise all agents'
     observations are concatenated, as JaxMARL's own MAPPO does.

@@ -26,7 +26,6 @@ The names are RLlib's; its default, `no_done_at_end: False`, is jrl's false.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -59,9 +58,6 @@ def flags(bootstraps: bool | None) -> Callable[[Array, Array], tuple[Array, Arra
     return fn
 
 
-# ---------------------------------------------------------------- in a program
-
-
 def soften(env: JaxEnv, horizon: int) -> JaxEnv:
     """Return `env`, whose state has leaves [B, ...], with episodes that end after `horizon` steps without a reset.
 
@@ -90,41 +86,3 @@ def soften(env: JaxEnv, horizon: int) -> JaxEnv:
         return {"env": inner, "obs": obs, "steps": steps}, StepResult(obs, reward, terminated, truncated | at_horizon)
 
     return wrap_state(env, spec, reset, step)
-
-
-# ---------------------------------------------------------------- on the host
-
-
-class Limited:
-    """A Gymnasium environment whose episodes end after `horizon` steps.
-
-    With `soft`, the reset after the horizon does not reset the environment, unless `end_episode` was called.
-    """
-
-    def __init__(self, env: Any, horizon: int, soft: bool):
-        self.env, self._horizon, self._soft = env, horizon, soft
-        self._steps, self._continues, self._obs = 0, False, None
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "env" or name.startswith("__"):  # unpickling asks before __init__ ran
-            raise AttributeError(name)
-        return getattr(self.env, name)
-
-    def reset(self, **how: Any) -> tuple[Any, dict[str, Any]]:
-        continues, self._continues, self._steps = self._continues, False, 0
-        return (self._obs, {}) if continues and not how else self.env.reset(**how)
-
-    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        result = self.env.step(action)
-        if len(result) != 5:  # `jrl.gym.faults` reports the error
-            return result
-        obs, reward, terminated, truncated, info = result
-        self._steps += 1
-        if self._steps >= self._horizon and not (terminated or truncated):
-            truncated = True
-            self._continues, self._obs = self._soft, obs
-        return obs, reward, terminated, truncated, info
-
-    def end_episode(self) -> None:
-        """Make the next reset a reset of the environment."""
-        self._continues = False

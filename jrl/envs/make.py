@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jrl.envs import context as contexts
 from jrl.envs import limits, scaling
-from jrl.envs.backends import has_id, resolve
-from jrl.envs.context import ENDS_RUN, TRAINING, EnvContext, OnFailure, Place, seed_range
+from jrl.envs.backends import has_id, module, resolve
+from jrl.envs.context import ENDS_RUN, TRAINING, OnFailure, Place, seed_range, soft_horizon_error
 from jrl.envs.transform import Option, transformed
 from jrl.fields import schema
 from jrl.fields.env import REFUSED, EnvConfig
@@ -26,34 +25,23 @@ _KEYS = tuple(f.name for f in dataclasses.fields(EnvConfig))
 
 
 def check(env: EnvConfig | str, *, on_failure: OnFailure = ENDS_RUN, **settings: Any) -> list[str]:
-    """Return the faults of these settings, each with its fix, without making an environment. Arguments as `make`."""
+    """Returns the faults of these settings, each with its fix, without making an environment. Arguments as `make`."""
     try:
         cfg = section(env, **settings)
-        found = resolve(cfg.id, cfg.backend)
+        backend = resolve(cfg.id, cfg.backend)
     except InputError as e:
         return list(e.errors)
     errors = [message for _, message in refused(REFUSED, SimpleNamespace(env=cfg))]
-    errors += _check_options(cfg, found, on_failure)
+    errors += _check_options(cfg, backend, on_failure)
     try:
-        if found == "envpool":
-            from jrl.envs import envpool_env
-
-            errors += envpool_env.check(cfg.id, cfg.options)
-        elif found == "gymnasium":
-            from jrl.envs import gym_env, multi_ids
-
-            errors += (multi_ids if multi_ids.is_declared(cfg.id, cfg.options) else gym_env).check(cfg.id, cfg.options)
-        else:
-            from jrl.envs import jax_ids
-
-            errors += jax_ids.check(cfg)
+        errors += module(backend).check(cfg)
     except InputError as e:
         errors += e.errors
     return errors
 
 
 def section(env: EnvConfig | str, **settings: Any) -> EnvConfig:
-    """Return the `env` section of a config from an id and further keys; a key that is None has its default.
+    """Returns the `env` section of a config from an id and further keys; a key that is None has its default.
 
     Raises:
       InputError: an unknown key, or a value of the wrong type or range, as in a config file.
@@ -82,7 +70,7 @@ LIMITED = (
 
 
 def _check_options(cfg: EnvConfig, backend: str, on_failure: OnFailure) -> Iterator[str]:
-    """Yield the options that conflict with the backend or with each other, each with its fix."""
+    """Yields the options that conflict with the backend or with each other, each with its fix."""
     given = {**{f"env.{key}": getattr(cfg, key) for key in _KEYS}, _RESTARTS: on_failure.restart}
     has_several = is_multi_agent(cfg)
     if backend == "envpool" and cfg.batch_size is not None and cfg.batch_size > cfg.num_envs:
@@ -95,8 +83,8 @@ def _check_options(cfg: EnvConfig, backend: str, on_failure: OnFailure) -> Itera
         able = [name for name in backends if has_id(cfg.id, name)]
         fix = f"use env.backend {' or '.join(able)}, or leave it out" if able else "leave it out"
         yield f"{key}: {why}, and {cfg.id} is stepped by the {backend} backend: {fix}"
-    if has_several:
-        yield from _check_agent_options(cfg)
+    if has_several and cfg.soft_horizon:
+        yield soft_horizon_error(cfg.id)
     if cfg.remote_worker_envs and not hasattr(os, "fork"):
         yield "env.remote_worker_envs: worker processes need an operating system with fork: leave it out"
     if on_failure.step_timeout_s is not None and not cfg.remote_worker_envs and not has_several:
@@ -104,34 +92,15 @@ def _check_options(cfg: EnvConfig, backend: str, on_failure: OnFailure) -> Itera
         yield f"{name}: only a worker process can be ended: set env.remote_worker_envs, or leave it out"
 
 
-def _check_agent_options(cfg: EnvConfig) -> Iterator[str]:
-    if cfg.soft_horizon:
-        yield (
-            f"env.soft_horizon: {cfg.id} has several agents, and a game ends for all of them: leave it out; "
-            "env.horizon ends the game for all agents"
-        )
-
-
 def is_multi_agent(env: EnvConfig | str, **settings: Any) -> bool:
-    """Return whether environments of an id have several agents, without making one. Arguments as `make`.
+    """Returns whether environments of an id have several agents, without making one. Arguments as `make`.
 
     A definition written in JAX is made for it. False for an id that cannot be made (`check` reports the reason), and
     for a function without a return annotation.
     """
     try:
         cfg = section(env, **settings)
-        found = resolve(cfg.id, cfg.backend)
-        if found == "jax":
-            from jrl.envs import jax_ids
-
-            return jax_ids.has_agents(cfg)
-        if found == "envpool":
-            from jrl.envs import envpool_env
-
-            return envpool_env.num_players(cfg.id) > 1
-        from jrl.envs import multi_ids
-
-        return multi_ids.is_declared(cfg.id, cfg.options) is True
+        return module(resolve(cfg.id, cfg.backend)).has_agents(cfg)
     except InputError:
         return False
 
@@ -160,11 +129,11 @@ def _format_path(what: str, path: str) -> str:
 class AgentOptions(NamedTuple):
     """Options of multi-agent environments; `list_options` turns them into Transforms."""
 
-    observation_fn: str | None = None  # see `views.observation_fn`
-    agent_id: bool = False  # see `views.agent_ids`
+    observation_fn: str | None = None  # see `agent_options.apply_observation_fn`
+    agent_id: bool = False  # see `agent_options.add_agent_ids`
     group: Mapping[str, Sequence[str]] | None = None  # see `team.group_agents`
-    game_numbers: bool = False  # see `views.game_numbers`
-    # (number of agents) -> (agent indices that keep their rewards, block size), see `views.rewards_of`
+    game_numbers: bool = False  # see `agent_options.add_game_numbers`
+    # (number of agents) -> (agent indices that keep their rewards, block size), see `agent_options.keep_rewards`
     rewards_of: Callable[[int], tuple[np.ndarray, int]] | None = None
 
 
@@ -178,7 +147,7 @@ def list_options(
     use_prev_reward: bool = False,
     agents: AgentOptions = NO_OPTIONS,
 ) -> list[Option]:
-    """Return the options of environments in their order, from the environments to the policy.
+    """Returns the options of environments in their order, from the environments to the policy.
 
     1. actions are scaled and clipped; history must not see this: a previous action is the policy's
     2. the meaning of ends
@@ -228,7 +197,7 @@ def make(
     agents: AgentOptions = NO_OPTIONS,
     **settings: Any,
 ) -> JaxEnv | Env | AsyncEnv:
-    """Make B environments under one contract (see `jrl.types.StepResult`).
+    """Makes B environments under one contract (see `jrl.types.StepResult`).
 
     >>> env = make("CartPole-v1", backend="jax", num_envs=4)
     >>> env.spec.action
@@ -262,7 +231,9 @@ def make(
         errors = [f"multi_agent.state: expected several agents, but {cfg.id} has one: leave it out"]
     if errors:
         raise InputError(*errors)
-    made = _make_raw(cfg, seed, place, host=host, on_failure=on_failure, state=state)
+    first = seed_range(seed, place.role, place.index) + place.offset
+    backend = module(resolve(cfg.id, cfg.backend))
+    made = backend.make(cfg, seed=first, place=place, host=host, on_failure=on_failure, state=state)
     try:
         for kind in by_kind(made.spec):
             _check_sizes(cfg.id, kind)
@@ -271,48 +242,3 @@ def make(
     except InputError:
         made.close()
         raise
-
-
-def _make_raw(
-    cfg: EnvConfig, seed: int, place: Place, *, host: bool, on_failure: OnFailure, state: bool = False
-) -> Any:
-    """Make the environments without options, with their own spaces."""
-    first, found = seed_range(seed, place.role, place.index) + place.offset, resolve(cfg.id, cfg.backend)
-    if found == "jax":
-        from jrl.envs import jax_ids
-
-        return jax_ids.make(cfg, state=state)
-    if found == "envpool":
-        from jrl.envs import envpool_env
-
-        if is_multi_agent(cfg):
-            from jrl.envs.envpool_games import EnvPoolGames
-
-            return EnvPoolGames(cfg, seed=first, state=state)
-        if cfg.batch_size is not None and cfg.batch_size < cfg.num_envs:
-            return envpool_env.AsyncEnvPoolEnv(cfg, seed=first)
-        from_host = envpool_env.EnvPoolEnv(cfg, seed=first)
-        return from_host if host else from_host.to_jax() or from_host
-    from jrl.envs import gym_env, multi_host, multi_ids
-
-    context = EnvContext(
-        cfg.options,
-        worker_index=place.worker_index,
-        num_workers=place.num_workers,
-        vector_index=place.offset,
-        num_envs=cfg.num_envs,
-        remote=cfg.remote_worker_envs,
-        in_evaluation=place.role == "eval",
-        seed=first,
-    )
-    how: dict[str, Any] = {"seed": first, "on_failure": on_failure}
-    if multi_ids.is_declared(cfg.id, cfg.options):
-        cfg = dataclasses.replace(cfg, options={**cfg.options, "state": True}) if state else cfg
-        return multi_host.make_games(cfg, context, **how)
-    kind = gym_env.GymnasiumEnv if cfg.batch_wait_ms is None else gym_env.AsyncGymnasiumEnv
-    try:
-        return kind(cfg, context=context, **how)
-    except contexts.SeveralAgents as e:
-        if errors := list(_check_agent_options(cfg)):
-            raise InputError(*errors) from e
-        return multi_host.make_games(cfg, context, first=e.env, **how)

@@ -7,6 +7,7 @@ interface without `turn_based`) interrupts its trajectory: the learner bootstrap
 earned while absent are added to its next step, or lost if the game ends first.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,80 +15,58 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrl.envs import multi_ids
 from jrl.envs import spec as spaces
-from jrl.envs.context import ENDS_RUN, EnvContext, OnFailure
-from jrl.envs.gym_env import AsyncMethods, HostMembers, start_workers
+from jrl.envs.context import OnFailure
+from jrl.envs.gym_env import AsyncMethods, HostEnv, SyncMethods
 from jrl.envs.infos import Infos, find_mask, may_have_mask
 from jrl.envs.precision import Precision
 from jrl.envs.transform import agent_indices
-from jrl.envs.vector import Restarts, Vector, format_error
+from jrl.envs.vector import Restarts, format_error
 from jrl.fields.env import EnvConfig
 from jrl.gym import space_kind
 from jrl.gym.exceptions import explain_make_error, is_environment_error
+from jrl.gym.factory import EnvFactory
 from jrl.gym.faults import Fault, list_fatal
 from jrl.gym.game import AgentLayout, GameFactory, Kind, PendingReset, list_spaces
 from jrl.gym.interfaces import AgentInterface
-from jrl.gym.masked import list_numeric_shapes
-from jrl.spaces import ACTION_MASK, STATE, columns, kinds
+from jrl.gym.wrappers import list_numeric_shapes
+from jrl.spaces import ACTION_MASK, STATE, columns, from_parts, kinds, parts_by_kind
 from jrl.types import EnvSpec, InputError, PyTree, Several, StepResult, Tuple
 
 
-class MultiHostEnv(HostMembers):
-    """A `jrl.types.Env` of games, stepped one after the other in this process, or in one process each.
+class _Games(HostEnv):
+    """Multi-agent environments, one after the other in this process, or in one process each.
 
-    Args:
-      cfg: section checked by `jrl.envs.check`; `num_envs` counts games. `options.state` adds `state()` to each
-        observation. `options.turn_based`: agents of RLlib's interface wait for their turns.
-      seed: game i gets seed + i at the first reset.
-      context: context of game 0, without jrl's own options; None: a context with the options only.
-      on_failure: see `OnFailure`. An environment that fails eleven times in a row ends the run.
-      first: environment 0, if it exists already.
-    Raises:
-      InputError: an unsupported space, or an environment that cannot be made; by `reset` and `step`, an environment
-        that violates its interface in its first steps.
-      EnvironmentFailed: by `reset` and `step`, an environment failed.
+    `cfg.num_envs` counts games. `options.state` adds `state()` to each observation. `options.turn_based`: agents of
+    RLlib's interface wait for their turns. `first` is environment 0, if it exists already.
     """
 
-    def __init__(
-        self,
-        cfg: EnvConfig,
-        *,
-        seed: int,
-        context: EnvContext | None = None,
-        on_failure: OnFailure = ENDS_RUN,
-        first: Any = None,
-    ):
-        options = multi_ids.remove_own_options(cfg.options)
-        made = multi_ids.make_factory(cfg, context or EnvContext(options, num_envs=cfg.num_envs, seed=seed))
+    def __init__(self, cfg: EnvConfig, make: EnvFactory, *, seed: int, on_failure: OnFailure, first: Any = None):
         layout_of = functools.partial(
             find_layout, id=cfg.id, mask_info=cfg.action_mask_info, state=cfg.options.get("state", False), seed=seed
         )
-        maker = GameFactory(
+        games = GameFactory(
             cfg.id,
-            made.raw,
+            make.raw,
             layout_of,
-            horizon=cfg.horizon,
-            check_steps=on_failure.check_steps,
             turn_based=cfg.options.get("turn_based"),
             first=first,
+            horizon=cfg.horizon,
+            check_steps=on_failure.check_steps,
+            report=on_failure.report,
         )
-        how: dict[str, Any] = {"id": cfg.id, "options": options, "num_envs": cfg.num_envs, "seed": seed}
-        # check_steps 0: games check their results themselves, agent by agent
-        how |= {"restart_failed": on_failure.restart, "check_steps": 0}
         if cfg.remote_worker_envs:
             try:
-                maker.fix_layout()
+                games.fix_layout()
             except BaseException as error:
                 if isinstance(error, InputError) or not is_environment_error(error):
                     raise
-                restarts = Restarts(cfg.id, cfg.num_envs, seed, options)
+                restarts = Restarts(cfg.id, cfg.num_envs, seed, make.options)
                 raise restarts.make_error(explain_make_error(error), format_error(error)) from error
-            self._vector: Any = start_workers(maker, step_timeout_s=on_failure.step_timeout_s, **how)
-        else:
-            self._vector = Vector(maker, **how)
-        self._restart_failed, self._batch_wait_ms = on_failure.restart, cfg.batch_wait_ms
-        found = maker.layout
+        # games check their results themselves, agent by agent
+        unchecked = dataclasses.replace(on_failure, check_steps=0, report=None)
+        super().__init__(cfg, games, make.options, seed, unchecked)
+        found = games.layout
         assert found is not None  # the first game was made
         self._kinds = [
             spaces.flatten_mask(
@@ -102,40 +81,29 @@ class MultiHostEnv(HostMembers):
         self.spec = EnvSpec(
             observation, action, cfg.num_envs * self._agents, cfg.horizon, agents=found.names, kinds=kinds
         )
-        self.there = np.ones(self.spec.num_envs, bool)  # agents that act after the latest reset
         self._ended = np.zeros(self.spec.num_envs, bool)
         observed, warns = self._vector.observation_space.spaces["obs"], on_failure.check_steps > 0
         self.precision = Precision(cfg.id, observed, cfg.num_envs, agents=found.names, kinds=kinds, warns=warns)
         self._infos = Infos(self.spec.num_envs)
 
-    def reset(self) -> PyTree:
-        """Begin new games; return observations [B, *]. The first reset seeds the environments."""
-        self._prepare_reset()
-        self._vector.reset()
-        self._publish_infos()
-        observed = self._vector.block.observations()
-        self.there = observed["there"].reshape(-1).copy()
-        return self._convert_observation(observed["obs"])
-
-    def step(self, action: PyTree) -> StepResult:
-        """Step all games. Raises ValueError: the action's shape, dtype or range is not that of `spec.action`."""
-        failed = self._vector.step(self._action(action, self.spec.games))
-        return self._result(None, failed)
+    @property
+    def there(self) -> np.ndarray:
+        """Agents that act next [B] bool."""
+        return self._vector.block.observations()["there"].reshape(-1)
 
     def _prepare_reset(self) -> None:
         self._vector.infos.wanted = self._infos.wanted
         self._ended[:] = False
 
     def _action(self, action: PyTree, games: int) -> Any:
-        """Return the actions of the games as `Game.step` takes them: arrays [n, A, *] for each kind."""
+        """Returns the actions of the games as `Game.step` takes them: arrays [n, A, *] for each kind."""
         action = spaces.to_numpy(action)
         spaces.check_action(self.spec.action, columns(self.spec, games), action)
         taken = self._convert_by_kind(action, [taken.convert for _, taken in self._kinds])
         return jax.tree.map(lambda x: x.reshape(games, -1, *x.shape[1:]), taken)
 
     def _result(self, rows: Any, failed: np.ndarray) -> StepResult:
-        """Return a copy of the latest step of all games, or of games `rows` [n]; `failed` [n] is by game."""
-        self._publish_infos()
+        """Returns a copy of the latest step of all games, or of games `rows` [n]; `failed` [n] is by game."""
         block = self._vector.block
         latest = block.observations(rows)
         if self.precision.is_active:
@@ -147,7 +115,7 @@ class MultiHostEnv(HostMembers):
         self._ended[own] = terminated | truncated
         over = np.array(block.terminated if rows is None else block.terminated[rows])
         return StepResult(
-            self._convert_observation(latest["obs"]),
+            self._observe(latest),
             latest["reward"].reshape(-1).astype(np.float32),
             terminated,
             truncated,
@@ -160,20 +128,16 @@ class MultiHostEnv(HostMembers):
         """Infos of each agent."""
         return self._infos
 
-    def _publish_infos(self) -> None:
+    def _observe(self, latest: Any) -> PyTree:
         if self._infos.wanted:
             games: Any = self._vector.infos.latest
             self._infos.latest = [dict(game.get(name) or {}) for game in games for name in self.spec.agents]
-
-    def _convert_observation(self, obs: Any) -> PyTree:
-        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs)
+        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), latest["obs"])
         return self._convert_by_kind(flat, [seen.convert for seen, _ in self._kinds])
 
     def _convert_by_kind(self, tree: Any, converts: list[Callable[[Any], Any]]) -> Any:
-        """Apply each kind's function to its part of a tree."""
-        if not self.spec.kinds:
-            return converts[0](tree)
-        return tuple(convert(part) for convert, part in zip(converts, tree, strict=True))
+        parts = zip(converts, parts_by_kind(self.spec, tree), strict=True)
+        return from_parts(self.spec, [convert(part) for convert, part in parts])
 
     @property
     def games(self) -> list[Any]:
@@ -181,7 +145,7 @@ class MultiHostEnv(HostMembers):
         return self._vector.foreach_env(lambda game: game)
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """Return `fn(env)` of each environment; an environment has all agents of a game."""
+        """Returns `fn(env)` of each environment; an environment has all agents of a game."""
 
         def call(game: Any) -> Any:
             game.set_pending_reset(None)  # `fn` may change the environment
@@ -190,18 +154,12 @@ class MultiHostEnv(HostMembers):
         return self._vector.foreach_env(call)
 
 
-class AsyncMultiHostEnv(AsyncMethods, MultiHostEnv):
+class MultiHostEnv(SyncMethods, _Games):
+    """Games that wait for each other; a `jrl.types.Env`."""
+
+
+class AsyncMultiHostEnv(AsyncMethods, _Games):
     """Games in worker processes that run asynchronously; a `jrl.types.AsyncEnv`."""
-
-
-def make_games(
-    cfg: EnvConfig, context: EnvContext, *, seed: int, on_failure: OnFailure, first: Any = None
-) -> MultiHostEnv | AsyncMultiHostEnv:
-    """Make the multi-agent environments of a section; arguments and errors as `MultiHostEnv`."""
-    for name in multi_ids.OPTIONS:
-        context.pop(name, None)
-    made = MultiHostEnv if cfg.batch_wait_ms is None else AsyncMultiHostEnv
-    return made(cfg, seed=seed, context=context, on_failure=on_failure, first=first)
 
 
 # ---------------------------------------------------------------- agents and their spaces
@@ -210,7 +168,7 @@ def make_games(
 def find_layout(
     play: AgentInterface, id: str, *, mask_info: str | None, state: bool, seed: int
 ) -> tuple[AgentLayout, PendingReset | None]:
-    """Return the agent layout of an environment, and its first reset if that was needed.
+    """Returns the agent layout of an environment, and its first reset if that was needed.
 
     Args:
       id: environment id, for errors.
@@ -244,7 +202,7 @@ def find_layout(
 
 
 def _build_kind(numbers: tuple[int, ...], own: tuple[Any, Any], mask: Any, state: Any, id: str, *, waits: bool) -> Kind:
-    """Return a kind of agents, its observations with the mask and the global state."""
+    """Returns a kind of agents, its observations with the mask and the global state."""
     from gymnasium import spaces as gym
 
     observation, action = own
@@ -267,7 +225,7 @@ def _build_kind(numbers: tuple[int, ...], own: tuple[Any, Any], mask: Any, state
 
 
 def _reset_early(play: AgentInterface, id: str, seed: int) -> PendingReset:
-    """Return the first reset. Raises InputError: its result cannot be read."""
+    """Returns the first reset. Raises InputError: its result cannot be read."""
     checks: list[Callable[[], Iterator[Fault]]] = []
     play.check = lambda list_faults, is_suspicious=None: checks.append(list_faults)
     try:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jrl.errors import format_names
-from jrl.gym.block import flatten_space
+from jrl.gym.block import flatten_space, get_part
 
 _STEPS = 32  # compared observations of each environment, without the first
 _MOST_BYTES = 2**26  # memory for recorded observations; beyond it fewer environments are recorded
@@ -49,10 +49,10 @@ class Precision:
         self.is_active = bool(self._paths)  # False: nothing to record, or done
 
     def record(self, obs: Any, rows: np.ndarray | None = None) -> None:
-        """Record unconverted observations [n, *] of environments `rows` [n] or of all. Call it while `is_active`."""
+        """Records unconverted observations [n, *] of environments `rows` [n] or of all. Call it while `is_active`."""
         which = range(self._few) if rows is None else rows.tolist()
         for path, records in zip(self._paths, self._records):
-            array = _get(obs, path)
+            array = get_part(obs, path)
             for row, i in enumerate(which):
                 if i < self._few and len(records[i]) <= _STEPS:
                     records[i].append(np.array(array[row]))
@@ -64,7 +64,7 @@ class Precision:
                 self._records = []
 
     def messages(self) -> Iterator[str]:
-        """Yield one line per way of losing information, with the features that lost it so far."""
+        """Yields one line per way of losing information, with the features that lost it so far."""
         clipped: list[str] = []
         merged: list[str] = []
         for path, records in zip(self._paths, self._records):
@@ -102,7 +102,7 @@ class Precision:
 
 
 def _find_lost(values: np.ndarray, clipped: np.ndarray) -> np.ndarray:
-    """Return the elements [*] of values [T, *] for which float32 has at most half as many different values."""
+    """Returns the elements [*] of values [T, *] for which float32 has at most half as many different values."""
     raw = np.sort(values.astype(np.float64), axis=0)
     converted = np.sort(clipped.astype(np.float32), axis=0)
     different = lambda x: 1 + (np.diff(x, axis=0) != 0).sum(axis=0)
@@ -110,9 +110,3 @@ def _find_lost(values: np.ndarray, clipped: np.ndarray) -> np.ndarray:
         size, spread = np.abs(raw).max(axis=0), raw[-1] - raw[0]
         real = (size >= _LARGE) | (spread >= _SMALL * size)
     return (different(raw) > 2) & (2 * different(converted) <= different(raw)) & real & np.isfinite(size)
-
-
-def _get(value: Any, path: tuple[Any, ...]) -> Any:
-    for key in path:
-        value = value[key]
-    return value

@@ -15,7 +15,6 @@ import sys
 import tempfile
 import threading
 import time
-import types
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing import reduction, util
 from multiprocessing.connection import Connection
@@ -24,15 +23,17 @@ from typing import Any
 
 import numpy as np
 
-from jrl.envs.context import SeveralAgents
+from jrl.envs.context import OnFailure
 from jrl.envs.infos import Infos
 from jrl.envs.vector import ATTEMPTS, Restarts
 from jrl.errors import EnvironmentFailed
-from jrl.gym import FIRST_STEPS, masked
 from jrl.gym import worker as process
-from jrl.gym.block import StepMemory, list_array_sizes
-from jrl.host.machine import check_observations
+from jrl.gym import wrappers
+from jrl.gym.block import StepMemory
+from jrl.gym.exceptions import SeveralAgents
 
+# imported by the fork server, once for all processes
+_PRELOAD = ["jrl.gym.preload", "jrl.gym.worker", "jrl.gym.game", "jrl.gym.factory", "gymnasium"]
 _NEVER_S = 1e6
 _MAKE_S = 60.0  # minimum time limit for making an environment
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -60,31 +61,29 @@ class WorkerPool:
     """B environments in one process each, as `jrl.types.StepResult`; actions and observations are unconverted.
 
     Args:
-      make: pickled function from i to environment i.
+      make: function from i to environment i; it is pickled.
       id, options: for errors.
       num_envs, seed: environment i is seeded with seed + i at the first reset.
-      restart_failed: whether an environment is made again that raises, whose process ends, or that exceeds the time
-        limit; by the same process if possible.
-      step_timeout_s: time limit of a step or reset in seconds; None: no limit.
-      check_steps: number of first steps that get all checks: see `jrl.gym.block.StepMemory`.
+      on_failure: whether an environment is made again that raises, whose process ends, or that exceeds the time limit;
+        by the same process if possible.
     Raises:
       InputError: by all methods, an environment cannot be made, or violates its interface.
       SeveralAgents: an environment has several agents.
-      EnvironmentFailed: by all methods, an environment failed; with restart_failed, again and again.
+      EnvironmentFailed: by all methods, an environment failed; with restarts, again and again.
     """
 
     def __init__(
         self,
-        make: bytes,
+        make: Callable[[int], Any],
         *,
         id: str,
         options: Mapping[str, Any],
         num_envs: int,
         seed: int,
-        restart_failed: bool = False,
-        step_timeout_s: float | None = None,
-        check_steps: int = FIRST_STEPS,
+        on_failure: OnFailure,
     ):
+        import cloudpickle  # also pickles classes of the main module
+
         self.restarts = Restarts(id, num_envs, seed, options)
         self.ready: set[int] = set()  # environments with a result
         self.busy: set[int] = set()  # environments under way
@@ -92,17 +91,17 @@ class WorkerPool:
         self.block: StepMemory
         self.infos = Infos(num_envs)
         self._latest: list[Any] = [None] * num_envs
-        self._restart_failed, self._limit = restart_failed, step_timeout_s
+        self._restart_failed, self._limit = on_failure.restart, on_failure.step_timeout_s
         self._seed: int | None = seed
         self.observation_space: Any = None
         self.action_space: Any = None
         self.max_episode_steps: int | None = None
         self._spaces: Any = None  # without the mask
-        self._mask: Any = None  # see `masked.wrap_with_mask`
+        self._mask: Any = None  # see `wrappers.wrap_with_mask`
         self._poller = select.poll()
         self._owner: dict[int, int] = {}  # file descriptor -> environment
         self._workers = [_Worker() for _ in range(num_envs)]
-        self._setup = process.Setup(make, num_envs, check_steps, dict(os.environ))
+        self._setup = process.Setup(cloudpickle.dumps(make), num_envs, on_failure.check_steps, dict(os.environ))
         # runs at interpreter exit at the latest, before multiprocessing joins the processes
         self._finish = util.Finalize(self, _finish, (self._workers,), exitpriority=1)
         try:
@@ -116,7 +115,7 @@ class WorkerPool:
         self.ready.clear()
 
     def peek_info_shapes(self) -> dict[str, tuple[int, ...]] | None:
-        """Reset environment 0 early; return the shapes of its infos by name. None: the reset failed.
+        """Resets environment 0 early; return the shapes of its infos by name. None: the reset failed.
 
         The next `begin` uses this result, unless `foreach_env` is called before.
         """
@@ -125,23 +124,22 @@ class WorkerPool:
         self.ready.clear()
         return self._workers[0].answer
 
-    def add_mask(self, name: str, shape: tuple[int, ...], *, limited: bool) -> None:
-        """Add the mask of the infos to observations; see `masked.wrap_with_mask`. Call it before the first reset."""
-        self._mask = (name, shape, limited)
-        wrapper = masked.MaskWrapper(types.SimpleNamespace(observation_space=self.observation_space), name, shape)
-        self.observation_space = wrapper.observation_space
+    def add_mask(self, name: str, shape: tuple[int, ...]) -> None:
+        """Adds the mask of the infos to observations. Call it before the first reset."""
+        self._mask = (name, shape)
+        self.observation_space = wrappers.add_mask_space(self.observation_space, shape)
         for i in range(len(self._workers)):
             self._ask(i, process.MASK, self._mask)
         self.wait()
         self.ready.clear()
 
     def reset(self) -> None:
-        """Begin new episodes in all environments; wait for them."""
+        """Begins new episodes in all environments; wait for them."""
         self.begin()
         self.wait()
 
     def begin(self) -> None:
-        """Begin new episodes in all environments after the steps under way; `wait` waits for them."""
+        """Begins new episodes in all environments after the steps under way; `wait` waits for them."""
         self.wait()
         self.ready.clear()
         seed, self._seed = self._seed, None
@@ -158,14 +156,14 @@ class WorkerPool:
         return mmap.mmap(self._memory.fileno(), size)
 
     def step(self, action: Any) -> np.ndarray:
-        """Step all environments; return which failed mid-episode [B] bool. The result is in `block`."""
+        """Steps all environments; return which failed mid-episode [B] bool. The result is in `block`."""
         self.ready.clear()
         self.send(action, range(len(self._workers)))
         self.wait()
         return self.failed.copy()
 
     def send(self, action: Any, index: Iterable[int]) -> None:
-        """Step the environments `index` [n], none of them under way, with `action` [n, *]."""
+        """Steps the environments `index` [n], none of them under way, with `action` [n, *]."""
         index = list(index)
         self.block.put_actions(index, action)
         for i in index:
@@ -174,7 +172,7 @@ class WorkerPool:
             self._ask(i, process.RESET if worker.ended else process.STEP)
 
     def wait(self, least: int | None = None, more_s: float = 0.0) -> None:
-        """Wait until `least` environments are ready (default: all), then up to `more_s` seconds for the others."""
+        """Waits until `least` environments are ready (default: all), then up to `more_s` seconds for the others."""
         while self.busy and (least is None or len(self.ready) < least):
             self._poll(None)
         until = time.monotonic() + more_s
@@ -184,7 +182,7 @@ class WorkerPool:
             self.infos.latest = list(self._latest)
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """Return `fn(env)` of each environment, called in its process; `fn` must be picklable.
+        """Returns `fn(env)` of each environment, called in its process; `fn` must be picklable.
 
         Raises:
           RuntimeError: `fn` raised; with its traceback.
@@ -205,7 +203,7 @@ class WorkerPool:
         return [answer for _, answer in answers]
 
     def close(self) -> None:
-        """End all processes; a process that does not end within two seconds is killed."""
+        """Ends all processes; a process that does not end within two seconds is killed."""
         self._finish()
 
     # ------------------------------------------------------------ one environment
@@ -222,7 +220,7 @@ class WorkerPool:
         self._owner[worker.fd] = i
 
     def _first_reset(self, i: int, seed: int) -> None:
-        """Ask environment i, which was just made, for its first reset."""
+        """Asks environment i, which was just made, for its first reset."""
         worker, lacks = self._workers[i], not self._workers[i].has_memory
         self._ask(i, process.SEED, (seed, self._mask, lacks))
         if lacks and worker.link is not None:
@@ -250,7 +248,7 @@ class WorkerPool:
             self._on_process_exit(i)
 
     def _poll(self, timeout_s: float | None) -> None:
-        """Read the available answers; wait for one, but not beyond a time limit."""
+        """Reads the available answers; wait for one, but not beyond a time limit."""
         if self._limit is not None:
             nearest = max(0.0, min(self._workers[i].deadline for i in self.busy) - time.monotonic())
             timeout_s = min(nearest, _NEVER_S if timeout_s is None else timeout_s)
@@ -299,7 +297,6 @@ class WorkerPool:
         if self._spaces is None:
             self.observation_space, self.action_space, self.max_episode_steps = value
             self._spaces = value[:2]
-            check_observations(self.restarts.id, list_array_sizes(value[0]), len(self._workers))
         if value[:2] != self._spaces:
             return self._on_lost(i, f"its spaces {value[:2]} differ from environment 0's {self._spaces}")
         if self._seed is None:  # not the first reset
@@ -324,13 +321,13 @@ class WorkerPool:
     # ------------------------------------------------------------ failures
 
     def _skip_peek(self, i: int) -> None:
-        """Replace a worker that died in `peek_info_shapes`; the real first reset will report the error."""
+        """Replaces a worker that died in `peek_info_shapes`; the real first reset will report the error."""
         self._workers[i].answer = None
         self._start(i)
         self._ask(i, process.MAKE)
 
     def _on_process_exit(self, i: int) -> None:
-        """Handle a worker whose process ended by itself."""
+        """Handles a worker whose process ended by itself."""
         worker = self._workers[i]
         cause = f"its worker process {worker.pid} ended: {self._end_process(i)}"
         if worker.request == process.CALL:
@@ -343,7 +340,7 @@ class WorkerPool:
         # otherwise the next step notices
 
     def _end_process(self, i: int) -> str:
-        """End a worker's process; return how it ended."""
+        """Ends a worker's process; return how it ended."""
         worker = self._workers[i]
         if worker.link is None:
             return worker.exit_reason
@@ -360,7 +357,7 @@ class WorkerPool:
         self._fail(i, cause, EnvironmentFailed(f"{self.restarts.name(i)} failed: {cause}"), cause)
 
     def _fail(self, i: int, cause: str, error: EnvironmentFailed, line: str) -> None:
-        """Make environment i again, or raise.
+        """Makes environment i again, or raise.
 
         Args:
           cause: cause of the failure, for the log.
@@ -381,12 +378,12 @@ class WorkerPool:
 
 
 def _anonymous_file() -> Any:
-    """Open a file without a name for shared memory; unlike /dev/shm, no container limits its size."""
+    """Opens a file without a name for shared memory; unlike /dev/shm, no container limits its size."""
     return open(os.memfd_create("jrl"), "w+b", buffering=0) if hasattr(os, "memfd_create") else tempfile.TemporaryFile()
 
 
 def _launch(started: BaseProcess) -> None:
-    """Start a process that does not import the run's script, which then needs no `if __name__` guard.
+    """Starts a process that does not import the run's script, which then needs no `if __name__` guard.
 
     Raises:
       OSError: the process cannot be started.
@@ -400,7 +397,7 @@ def _launch(started: BaseProcess) -> None:
             # multiprocessing reads the script's name here, and forbids its daemons to start processes
             main.update(dict.fromkeys(kept))
             current.daemon = False
-            _CONTEXT.set_forkserver_preload(["jrl.gym.preload", "jrl.gym.worker", "jrl.gym.game", "gymnasium"])
+            _CONTEXT.set_forkserver_preload(_PRELOAD)
             started.start()
         except (EOFError, ConnectionError) as e:
             raise OSError("cannot start a worker process: the fork server has ended") from e

@@ -21,9 +21,10 @@ import numpy as np
 from jrl import spaces
 from jrl.envs import pictures
 from jrl.envs.backends import backends_of, resolve
-from jrl.envs.context import Place, seed_range
+from jrl.envs.context import ENDS_RUN, TRAINING, Place, seed_range
 from jrl.envs.envpool_env import EnvPoolEnv, family
 from jrl.envs.gym_env import GymnasiumEnv
+from jrl.envs.gym_ids import make_factory
 from jrl.envs.make import check, section
 from jrl.envs.make import make as make_env
 from jrl.errors import short
@@ -255,7 +256,7 @@ class _Gymnasium(GymnasiumEnv):
 
     def __init__(self, cfg: EnvConfig, seed: int):
         _without_devices()
-        super().__init__(cfg, seed=seed)
+        super().__init__(cfg, make_factory(cfg, seed=seed, place=TRAINING), seed=seed, on_failure=ENDS_RUN)
         self.fps = metadata_fps(self._vector.metadata)
         self._frames = Frames()
 

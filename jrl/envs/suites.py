@@ -1,8 +1,10 @@
-"""Environments of gymnax, brax and JaxMARL (`gymnax:NAME`, `brax:NAME`, `jaxmarl:NAME`), if installed."""
+"""Environments of gymnax and brax (`gymnax:NAME`, `brax:NAME`), if installed.
+
+A suite is a function that returns `vectorize(spec, reset_one, step_one)`, and its line in `backends.SUITES`.
+"""
 
 import difflib
 import importlib
-import importlib.util
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -10,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrl.envs import jaxmarl_env
 from jrl.envs import spec as spaces
 from jrl.envs.jax_env import check_time_limit, select, under_contract
 from jrl.errors import cannot_import
@@ -20,49 +21,27 @@ from jrl.types import Array, Box, Dict, Discrete, EnvSpec, InputError, JaxEnv, K
 _NEVER = 2**30
 
 
-def check(id: str) -> list[str]:
-    """Return faults in the id that can be found without importing its package."""
-    package = id.partition(":")[0]
-    if importlib.util.find_spec(package) is None:
-        return [f"env.id {id}: {package} is not installed: pip install {package}"]
-    return []
-
-
-def _import(module: str) -> Any:
+def import_suite(module: str, load: Callable[[str], Any] = importlib.import_module) -> Any:
+    """Returns a module of a suite. Raises InputError: it, or a package that it needs, is not installed."""
+    package = module.partition(".")[0]
     try:
-        return importlib.import_module(module)
+        return load(module)
     except ImportError as e:
-        package = module.partition(".")[0]
         raise InputError(f"env.id {package}:...: {cannot_import(package, e)}") from e
 
 
-def make(id: str, num_envs: int, options: dict[str, Any], *, state: bool = False) -> JaxEnv:
-    """Make B environments `gymnax:NAME` or `brax:NAME`, or B games `jaxmarl:NAME`.
-
-    Args:
-      id: id with its prefix.
-      num_envs: B.
-      options: `max_episode_steps`, and the package's own: gymnax's parameters, arguments of brax's and JaxMARL's class.
-      state: whether JaxMARL's observations get the global state; see `jaxmarl_env.make`.
-    Raises:
-      InputError: the package is not installed, or has no such environment or option, or a space is unsupported.
-    """
-    errors = check(id)
-    if errors:
-        raise InputError(*errors)
-    package, name = id.split(":", 1)
-    if package == "jaxmarl":
-        return _jaxmarl(name, num_envs, dict(options), state)
-    makers = {"gymnax": _gymnax, "brax": _brax}
-    return makers[package](name, num_envs, dict(options))
-
-
-def _vectorize(
+def vectorize(
     spec: EnvSpec,
     reset_one: Callable[[Key], tuple[PyTree, PyTree]],
     step_one: Callable[[PyTree, PyTree, Key], tuple[PyTree, PyTree, Array, Array]],
 ) -> JaxEnv:
-    """Return B environments of the two functions of one environment; `step_one` returns (state, obs, reward, end)."""
+    """Returns B environments under the contract from the functions of one environment.
+
+    Args:
+      spec: spec of the B environments, with the time limit to apply.
+      reset_one: key -> (state, obs).
+      step_one: (state, action, key) -> (state, obs, reward, true end), without a reset and without a time limit.
+    """
 
     def reset(key: Key) -> tuple[PyTree, PyTree]:
         return jax.vmap(reset_one)(jax.random.split(key, spec.num_envs))
@@ -78,17 +57,19 @@ def _vectorize(
     return under_contract(spec, reset, advance)
 
 
-def _unknown(what: str, name: str, known: Iterable[str]) -> InputError:
+def unknown(what: str, name: str, known: Iterable[str]) -> InputError:
+    """Returns the error of a name that is not among the known."""
     known = list(known)
     near = difflib.get_close_matches(name, known, 3)
     return InputError(f"{what}: " + (f"did you mean {', '.join(near)}?" if near else f"it has {', '.join(known)}"))
 
 
-def _gymnax(name: str, num_envs: int, options: dict[str, Any]) -> JaxEnv:
-    gymnax = _import("gymnax")
+def make_gymnax(name: str, num_envs: int, options: dict[str, Any], state: bool) -> JaxEnv:
+    """Makes B environments of gymnax; options: `max_episode_steps`, and gymnax's parameters."""
+    gymnax = import_suite("gymnax")
     known = list(gymnax.registered_envs)
     if name not in known:
-        raise _unknown(f"env.id gymnax:{name}: gymnax has no such environment", name, known)
+        raise unknown(f"env.id gymnax:{name}: gymnax has no such environment", name, known)
     env, params = gymnax.make(name)
     own = getattr(params, "max_steps_in_episode", None)
     limit = options.pop("max_episode_steps", options.get("max_steps_in_episode", own))
@@ -96,14 +77,14 @@ def _gymnax(name: str, num_envs: int, options: dict[str, Any]) -> JaxEnv:
     fields = list(params.__dataclass_fields__)
     for key in options:
         if key not in fields:
-            raise _unknown(f"env.options.{key}: gymnax:{name} has no such parameter", key, fields)
+            raise unknown(f"env.options.{key}: gymnax:{name} has no such parameter", key, fields)
     params = params.replace(**options)
     endless = params
     if own is not None:
         # keep the type: BernoulliBandit's is a float
         params, endless = (params.replace(max_steps_in_episode=type(own)(x)) for x in (limit, _NEVER))
-    observation = _gymnax_space(env.observation_space(params))
-    action = _gymnax_space(env.action_space(params))
+    observation = convert_space(env.observation_space(params))
+    action = convert_space(env.action_space(params))
     typed = lambda obs: map_leaves(lambda leaf, x: x.astype(leaf.dtype), observation, obs)
 
     def reset_one(key: Key) -> tuple[Any, PyTree]:
@@ -118,10 +99,11 @@ def _gymnax(name: str, num_envs: int, options: dict[str, Any]) -> JaxEnv:
         return state, typed(obs), reward, end
 
     spec = EnvSpec(observation, action, num_envs, limit)
-    return _vectorize(spec, reset_one, step_one)
+    return vectorize(spec, reset_one, step_one)
 
 
-def _gymnax_space(space: Any) -> Space:
+def convert_space(space: Any) -> Space:
+    """Returns jrl's space for gymnax's or JaxMARL's."""
     kind = type(space).__name__
     if kind == "Discrete":
         return Discrete(int(space.n))
@@ -131,9 +113,9 @@ def _gymnax_space(space: Any) -> Space:
     if kind == "MultiDiscrete":  # JaxMARL only
         return MultiDiscrete(tuple(int(n) for n in space.num_categories))
     if kind == "Dict":
-        return Dict(tuple((name, _gymnax_space(part)) for name, part in space.spaces.items()))
+        return Dict(tuple((name, convert_space(part)) for name, part in space.spaces.items()))
     if kind == "Tuple":
-        return Tuple(tuple(_gymnax_space(part) for part in space.spaces))
+        return Tuple(tuple(convert_space(part) for part in space.spaces))
     raise InputError(f"space {kind} is not supported: use an environment with Box, Discrete, Dict or Tuple spaces")
 
 
@@ -144,10 +126,11 @@ def _brax_space(size: Any) -> Space:
     return Box(tuple(size) if isinstance(size, tuple | list) else (int(size),))
 
 
-def _brax(name: str, num_envs: int, options: dict[str, Any]) -> JaxEnv:
-    envs = _import("brax.envs")
+def make_brax(name: str, num_envs: int, options: dict[str, Any], state: bool) -> JaxEnv:
+    """Makes B environments of brax; options: `max_episode_steps`, and arguments of brax's class."""
+    envs = import_suite("brax.envs")
     if name not in envs._envs:
-        raise _unknown(f"env.id brax:{name}: brax has no such environment", name, envs._envs)
+        raise unknown(f"env.id brax:{name}: brax has no such environment", name, envs._envs)
     limit = check_time_limit(options.pop("max_episode_steps", 1000))
     try:
         env = envs.get_environment(name, **options)
@@ -164,19 +147,4 @@ def _brax(name: str, num_envs: int, options: dict[str, Any]) -> JaxEnv:
         state = env.step(state, action)
         return state, state.obs, state.reward, jnp.asarray(state.done, bool)
 
-    return _vectorize(spec, reset_one, step_one)
-
-
-def _jaxmarl(name: str, num_envs: int, options: dict[str, Any], state: bool) -> JaxEnv:
-    try:
-        jaxmarl = jaxmarl_env.quiet_import()
-    except ImportError as e:
-        raise InputError(f"env.id jaxmarl:{name}: {cannot_import('jaxmarl', e)}") from e
-    if name not in jaxmarl.registered_envs:
-        raise _unknown(f"env.id jaxmarl:{name}: JaxMARL has no such environment", name, jaxmarl.registered_envs)
-    limit = options.pop("max_episode_steps", None)
-    try:
-        env = jaxmarl.make(name, **options)
-    except (TypeError, ValueError) as e:
-        raise InputError(f"env.options: jaxmarl:{name}: {e}") from e
-    return jaxmarl_env.make(env, name, num_envs, limit, _gymnax_space, state=state)
+    return vectorize(spec, reset_one, step_one)

@@ -7,16 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from jrl.envs import spec as spaces
-from jrl.envs.context import SeveralAgents
+from jrl.envs.context import OnFailure
 from jrl.envs.infos import Infos
 from jrl.errors import EnvironmentFailed, InputError
-from jrl.gym import FIRST_STEPS
-from jrl.gym.block import StepMemory, get_row, list_array_sizes
-from jrl.gym.exceptions import explain_make_error, format_line, format_stack, is_environment_error
-from jrl.gym.faults import Breach, reset_with_seed
-from jrl.gym.masked import list_numeric_shapes, wrap_with_mask
-from jrl.host.machine import check_observations
+from jrl.gym.block import StepMemory, get_row
+from jrl.gym.exceptions import (
+    Breach,
+    SeveralAgents,
+    explain_make_error,
+    format_line,
+    format_stack,
+    is_environment_error,
+)
+from jrl.gym.faults import reset_with_seed
+from jrl.gym.wrappers import list_numeric_shapes, wrap_with_mask
 
 ATTEMPTS = 10  # attempts to make and reset an environment again before the run ends
 _RESTARTED = 2**30  # seeds of restarts; first resets use smaller seeds (see `context.seed_range`)
@@ -31,7 +35,7 @@ class Restarts:
         self._seed, self._tries, self._used = seed, [0] * num_envs, set[int]()
 
     def next_seed(self, i: int) -> int:
-        """Return a seed for environment i that no environment of the pool has had; it depends on i's restarts only."""
+        """Returns a seed for environment i that no environment of the pool has had; it depends on i's restarts only."""
         while True:
             self._tries[i] += 1
             draw = np.random.SeedSequence((self._seed + i, self._tries[i])).generate_state(1)[0]
@@ -44,7 +48,7 @@ class Restarts:
         return f"environment {i} of {self.num_envs}, {self.id},"
 
     def count_restart(self, i: int, cause: str) -> None:
-        """Count a restart; report the first one, and each that doubles their number."""
+        """Counts a restart; report the first one, and each that doubles their number."""
         self.count += 1
         if self.count & (self.count - 1) == 0:
             _log.warning("%s failed and was made again, %d so far:\n%s", self.name(i), self.count, cause)
@@ -52,13 +56,13 @@ class Restarts:
     # ------------------------------------------------------------ errors that end a run
 
     def breach(self, i: int, lines: Sequence[str]) -> InputError:
-        """Return the error of an environment that violates its interface: a line for each fault."""
+        """Returns the error of an environment that violates its interface: a line for each fault."""
         # a line that begins with a config key needs no other key before it
         prefix = lambda text: self.name(i) if text.startswith("env.") else f"env.id {self.id}: environment {i}:"
         return InputError(*(f"{prefix(text)} {text}" for text in lines))
 
     def make_error(self, fault: tuple[str, str] | None, texts: tuple[str, str, str]) -> InputError:
-        """Return the error of environments that cannot be made.
+        """Returns the error of environments that cannot be made.
 
         Args:
           fault: result of `exceptions.explain_make_error`.
@@ -73,7 +77,7 @@ class Restarts:
         return found
 
     def failure(self, i: int, texts: tuple[str, str, str], where: str = "") -> EnvironmentFailed:
-        """Return the error of an environment that raised. `texts`: result of `format_error`."""
+        """Returns the error of an environment that raised. `texts`: result of `format_error`."""
         line, frames, details = texts
         fix = "env_runners.restart_failed_sub_environments=true makes a failed environment again"
         found = EnvironmentFailed(f"{line}{frames}\n{self.name(i)} failed{where}; {fix}")
@@ -93,11 +97,10 @@ class Vector:
       make: function that makes environment i, at first and after a failure; all need the spaces of environment 0.
       id, options: for errors.
       num_envs, seed: environment i is seeded with seed + i at the first reset.
-      restart_failed: whether an environment that raises is made again.
-      check_steps: number of first steps that get all checks: see `jrl.gym.block.StepMemory`.
+      on_failure: whether an environment that raises is made again, and the checks of `jrl.gym.block.StepMemory`.
     Raises:
       InputError: by all methods, an environment cannot be made, or violates its interface.
-      EnvironmentFailed: by all methods, an environment raised; with restart_failed, again and again.
+      EnvironmentFailed: by all methods, an environment raised; with restarts, again and again.
     """
 
     def __init__(
@@ -108,15 +111,15 @@ class Vector:
         options: Mapping[str, Any],
         num_envs: int,
         seed: int,
-        restart_failed: bool,
-        check_steps: int = FIRST_STEPS,
+        on_failure: OnFailure,
     ):
         self.restarts = Restarts(id, num_envs, seed, options)
-        self._make, self._restart_failed, self._num_envs = make, restart_failed, num_envs
-        self._check_steps = check_steps
+        self._make, self._on_failure, self._num_envs = make, on_failure, num_envs
+        self.block: StepMemory  # allocated by the first reset
+        self.infos, self._latest = Infos(num_envs), list[Any]()
         self._seed: int | None = seed
         self._ended = [False] * num_envs
-        self._mask: tuple[str, tuple[int, ...], bool] | None = None
+        self._mask: tuple[str, tuple[int, ...]] | None = None
         self._pending_reset: Any = None  # result of environment 0's first reset, until it is used
         self._envs: list[Any] = []
         try:
@@ -127,34 +130,24 @@ class Vector:
             raise self.restarts.make_error(explain_make_error(error), format_error(error)) from error
         self._envs = [first, *[None] * (num_envs - 1)]
         try:
-            check_observations(id, list_array_sizes(first.observation_space), num_envs)
-            spaces.convert_observation_space(first.observation_space), spaces.convert_action_space(first.action_space)
             self.observation_space, self.action_space = first.observation_space, first.action_space
             # a class that does not inherit from gymnasium.Env may lack both
             self.max_episode_steps = getattr(getattr(first, "spec", None), "max_episode_steps", None)
             self.metadata = getattr(first, "metadata", None) or {}
             self._spaces = self.observation_space, self.action_space  # without the mask
-            self._allocate()
-            self.infos = Infos(num_envs)
-            self._latest: list[Any] = [None] * num_envs
             for i in range(1, num_envs):
                 try:
                     self._envs[i] = self._make_env(i)
                 except BaseException as error:
-                    if not self._restart_failed and is_environment_error(error):
+                    if not on_failure.restart and is_environment_error(error):
                         raise self.restarts.make_error(explain_make_error(error), format_error(error)) from error
-                    self._restart(i, error)
+                    self._restart(i, error, reset=False)
         except BaseException:
             self.close()
             raise
 
-    def _allocate(self) -> None:
-        self.block = StepMemory(
-            self.observation_space, self.action_space, self._num_envs, check_steps=self._check_steps
-        )
-
     def peek_info_shapes(self) -> dict[str, tuple[int, ...]] | None:
-        """Reset environment 0 early; return the shapes of its infos by name. None: the reset failed.
+        """Resets environment 0 early; returns the shapes of its infos by name. None: the reset failed.
 
         The next `reset` uses this result, unless `foreach_env` is called before.
         """
@@ -169,18 +162,20 @@ class Vector:
         self._pending_reset = result
         return found
 
-    def add_mask(self, name: str, shape: tuple[int, ...], *, limited: bool) -> None:
-        """Add the mask of the infos to observations; see `masked.wrap_with_mask`. Call it before the first reset."""
-        self._mask = (name, shape, limited)
+    def add_mask(self, name: str, shape: tuple[int, ...]) -> None:
+        """Adds the mask of the infos to observations. Call it before the first reset."""
+        self._mask = (name, shape)
         first, wrapper = wrap_with_mask(self._envs[0], self._mask)
         self._envs = [first, *(wrap_with_mask(env, self._mask)[0] for env in self._envs[1:])]
         if self._pending_reset is not None:
             self._pending_reset = wrapper.add_mask(*self._pending_reset), self._pending_reset[1]
         self.observation_space = first.observation_space
-        self._allocate()
 
     def reset(self) -> None:
-        """Begin new episodes; the first call seeds environment i with seed + i."""
+        """Begins new episodes; the first call seeds environment i with seed + i."""
+        if self._seed is not None:
+            spaces, checks = (self.observation_space, self.action_space), self._on_failure
+            self.block = StepMemory(*spaces, self._num_envs, check_steps=checks.check_steps, report=checks.report)
         self._latest = [None] * self._num_envs
         pending, self._pending_reset = self._pending_reset, None
         for i, env in enumerate(self._envs):
@@ -196,7 +191,7 @@ class Vector:
         self._seed, self._ended = None, [False] * self._num_envs
 
     def step(self, action: Any) -> np.ndarray:
-        """Step all environments; return which failed mid-episode [B] bool. The result is in `block`."""
+        """Steps all environments; returns which failed mid-episode [B] bool. The result is in `block`."""
         if not isinstance(action, np.ndarray):
             action = [get_row(action, i) for i in range(self._num_envs)]
         block, ended, failed = self.block, self._ended, np.zeros(self._num_envs, bool)
@@ -225,10 +220,10 @@ class Vector:
             raise ValueError(f"spaces {env.observation_space}, {env.action_space} differ from environment 0's")
         return env if self._mask is None else wrap_with_mask(env, self._mask)[0]
 
-    def _restart(self, i: int, error: BaseException) -> None:
-        """Make environment i again after an error; raise if the run must end."""
+    def _restart(self, i: int, error: BaseException, *, reset: bool = True) -> None:
+        """Makes environment i again after an error; raise if the run must end."""
         self._raise_if_final(i, error)
-        if not self._restart_failed:
+        if not self._on_failure.restart:
             raise self.restarts.failure(i, format_error(error)) from error
         first = error
         for _ in range(ATTEMPTS):
@@ -236,8 +231,9 @@ class Vector:
             self._envs[i] = None
             try:
                 self._envs[i] = self._make_env(i)
-                result = reset_with_seed(self._envs[i], self.restarts.next_seed(i))
-                self._latest[i] = self.block.take(i, result, reset=True)
+                if reset:
+                    result = reset_with_seed(self._envs[i], self.restarts.next_seed(i))
+                    self._latest[i] = self.block.take(i, result, reset=True)
             except BaseException as another:
                 self._raise_if_final(i, another)
                 error = another
@@ -247,7 +243,7 @@ class Vector:
         raise self.restarts.exhausted(i, format_line(error), format_error(error)[2]) from error
 
     def _raise_if_final(self, i: int, error: BaseException) -> None:
-        """Raise errors that a restart cannot fix: Ctrl-C unchanged, and a breach of the interface."""
+        """Raises errors that a restart cannot fix: Ctrl-C unchanged, and a breach of the interface."""
         if not is_environment_error(error):
             raise error
         if isinstance(error, Breach):
@@ -267,7 +263,7 @@ class Vector:
 
 
 def format_error(error: BaseException) -> tuple[str, str, str]:
-    """Return the user's line of an exception, the user's frames, and the whole traceback."""
+    """Returns the user's line of an exception, the user's frames, and the whole traceback."""
     return format_line(error), format_stack(error), "".join(traceback.format_exception(error))
 
 

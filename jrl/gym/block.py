@@ -1,6 +1,6 @@
 """Memory for one step of several Gymnasium environments, and conversion between spaces and flat lists of arrays."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from jrl.gym.faults import FLAGS, NUMBERS
 
 
 def flatten_space(space: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], Any]]:
-    """Return the array spaces in `space`, each with its path of keys and indices."""
+    """Returns the array spaces in `space`, each with its path of keys and indices."""
     name = space_kind(space)
     if name not in ("Dict", "Tuple"):
         return [(path, space)]
@@ -20,15 +20,8 @@ def flatten_space(space: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[An
     return [leaf for key, part in parts for leaf in flatten_space(part, (*path, key))]
 
 
-def list_array_sizes(space: Any) -> list[tuple[str, tuple[int, ...], int]]:
-    """Return name, shape and item size of an observation's arrays, for `jrl.host.machine.check_observations`."""
-    name = lambda path: "observation" + "".join(f"[{key!r}]" for key in path)
-    arrays = [leaf for leaf in flatten_space(space) if leaf[1].shape is not None and leaf[1].dtype is not None]
-    return [(name(path), tuple(part.shape), np.dtype(part.dtype).itemsize) for path, part in arrays]
-
-
 def build_element(space: Any, parts: Iterator[Any]) -> Any:
-    """Return the element of `space` made of `parts`, one array per entry of `flatten_space(space)`."""
+    """Returns the element of `space` made of `parts`, one array per entry of `flatten_space(space)`."""
     name = space_kind(space)
     if name == "Dict":
         return {key: build_element(part, parts) for key, part in space.spaces.items()}
@@ -36,13 +29,14 @@ def build_element(space: Any, parts: Iterator[Any]) -> Any:
 
 
 def get_row(batch: Any, i: Any) -> Any:
-    """Return element i of a batch; dicts and tuples are indexed part by part."""
+    """Returns element i of a batch; dicts and tuples are indexed part by part."""
     if isinstance(batch, dict):
         return {key: get_row(part, i) for key, part in batch.items()}
     return tuple(get_row(part, i) for part in batch) if isinstance(batch, tuple) else batch[i]
 
 
-def _get(value: Any, path: tuple[Any, ...]) -> Any:
+def get_part(value: Any, path: tuple[Any, ...]) -> Any:
+    """Returns the part of an element at a path of keys and indices."""
     for key in path:
         value = value[key]
     return value
@@ -60,9 +54,19 @@ class StepMemory:
       buffer: function from a number of bytes to memory; None: a new bytearray.
       check_steps: number of first steps of each environment that get all checks. Later steps are checked only for
         values that numpy would silently convert. 0: no step is checked.
+      report: callback for the faults of all steps, which then do not raise; None: the first steps raise.
     """
 
-    def __init__(self, observation: Any, action: Any, num_envs: int, buffer: Any = None, *, check_steps: int = 0):
+    def __init__(
+        self,
+        observation: Any,
+        action: Any,
+        num_envs: int,
+        buffer: Any = None,
+        *,
+        check_steps: int = 0,
+        report: Callable[[faults.Fault], None] | None = None,
+    ):
         observed, acted = flatten_space(observation), flatten_space(action)
         fields = [(space.shape, space.dtype) for _, space in (*observed, *acted)]
         fields += [((), np.dtype(dtype)) for dtype in (np.float64, bool, bool)]
@@ -79,18 +83,21 @@ class StepMemory:
         self._action_arrays = list(zip([path for path, _ in acted], arrays[len(observed) :]))
         self._plain = arrays[0] if len(observed) == 1 and not observed[0][0] else None
         self._actions = build_element(action, iter(arrays[len(observed) :]))
-        self._checks_left = [check_steps] * num_envs  # per environment: steps that still get all checks
-        self._check_steps, self._checks = check_steps, check_steps > 0
+        self._steps = [0] * num_envs  # of each environment
+        self._check_steps = np.inf if report is not None else check_steps
+        self._report, self._checks = report, check_steps > 0
 
     def take(self, i: int, result: Any, *, reset: bool = False) -> Any:
-        """Store the result of a step or reset of environment i; return its info.
+        """Stores the result of a step or reset of environment i; return its info.
 
         Raises:
           Breach: the result violates Gymnasium's interface, in one of the first steps.
           ValueError: the result cannot be stored; same messages.
         """
-        if self._checks_left[i] > 0:
-            self._check_closely(i, result, reset)
+        if self._steps[i] < self._check_steps:
+            self._steps[i] += not reset
+            found = self._list_faults(result, reset, faults.describe_time(self._steps[i], reset=reset))
+            faults.report_or_raise(found, self._report)
         try:
             if reset:
                 (obs, info), reward, terminated, truncated = result, 0.0, False, False
@@ -113,7 +120,7 @@ class StepMemory:
                 self._plain[i] = value
             else:
                 for path, array in self._observation_arrays:
-                    value = np.asarray(_get(obs, path))
+                    value = np.asarray(get_part(obs, path))
                     if value.shape != array.shape[1:]:
                         raise ValueError(f"observation of shape {value.shape}, but its space has {array.shape[1:]}")
                     if value.dtype is not array.dtype:
@@ -121,19 +128,14 @@ class StepMemory:
                     array[i] = value
             self.reward[i], self.terminated[i], self.truncated[i] = reward, terminated, truncated
         except Exception:  # a value outside the space can fail in any way
-            if not (lines := self._list_fatal(result, reset, "a reset" if reset else "a step")):
+            found = self._list_faults(result, reset, "a reset" if reset else "a step")
+            if not (lines := faults.list_fatal(found)):
                 raise
             raise ValueError("; ".join(lines)) from None
         return info
 
-    def _check_closely(self, i: int, result: Any, reset: bool) -> None:
-        self._checks_left[i] -= not reset
-        where = faults.describe_time(self._check_steps - self._checks_left[i], reset=reset)
-        if lines := self._list_fatal(result, reset, where):
-            raise faults.Breach(*lines)
-
-    def _list_fatal(self, result: Any, reset: bool, where: str) -> list[str]:
-        return faults.list_fatal((faults.check_reset if reset else faults.check_step)(self._observation, result, where))
+    def _list_faults(self, result: Any, reset: bool, where: str) -> Iterator[faults.Fault]:
+        return (faults.check_reset if reset else faults.check_step)(self._observation, result, where)
 
     def _check_values(self, reward: Any, terminated: Any, truncated: Any, info: Any) -> None:
         if self._checks and not faults.has_no_fatal_fault(reward, terminated, truncated, info):
@@ -144,19 +146,19 @@ class StepMemory:
             raise ValueError(f"observation of {value.dtype}, but the space has {dtype}")
 
     def observations(self, rows: Any = None) -> Any:
-        """Return a copy of the observations [n, *] of all environments, or of the environments `rows` [n]."""
+        """Returns a copy of the observations [n, *] of all environments, or of the environments `rows` [n]."""
         if self._plain is not None:
             return self._plain.copy() if rows is None else self._plain[rows]
         parts = (array.copy() if rows is None else array[rows] for _, array in self._observation_arrays)
         return build_element(self._observation, parts)
 
     def put_actions(self, index: list[int], action: Any) -> None:
-        """Write actions [n, *] of the environments `index` [n]."""
+        """Writes actions [n, *] of the environments `index` [n]."""
         for path, array in self._action_arrays:
-            array[index] = _get(action, path)
+            array[index] = get_part(action, path)
 
     def action(self, i: int) -> Any:
-        """Return a copy of action i: the environment may keep it, and the next action overwrites the memory."""
+        """Returns a copy of action i: the environment may keep it, and the next action overwrites the memory."""
         return _copy_action(get_row(self._actions, i))
 
 

@@ -1,4 +1,4 @@
-"""Exceptions of environments: the user's line that raised them, and whether the environment itself raised them."""
+"""Errors of environments: their classes, the user's line, and whether the environment itself raised them."""
 
 import contextlib
 import dis
@@ -14,8 +14,24 @@ _IN_JAX = os.path.join("", "jax", "_src", "")
 _INSTALLED = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
+class Breach(ValueError):
+    """An environment violates its interface, so that making it again would not help. One argument per fault."""
+
+
+class NotAnEnvironment(Exception):
+    """The user's function did not return one environment."""
+
+
+class SeveralAgents(Exception):
+    """The new environment has several agents. The exception holds it, unless it is in another process."""
+
+    def __init__(self, env: Any = None):
+        super().__init__("the environment has several agents: declare them in its class or return annotation")
+        self.env = env
+
+
 def is_environment_error(error: BaseException) -> bool:
-    """Return whether the environment raised an exception, and not a signal such as Ctrl-C that arrived meanwhile.
+    """Returns whether the environment raised an exception, and not a signal such as Ctrl-C that arrived meanwhile.
 
     SystemExit and KeyboardInterrupt count as environment errors if the environment raises them: it may not end the run.
     """
@@ -39,7 +55,7 @@ def _code_of(handler: Any) -> Any:
 
 
 def format_line(error: BaseException) -> str:
-    """Return `file:line: Type: text` of the user's line that raised, or of the library line that it called."""
+    """Returns `file:line: Type: text` of the user's line that raised, or of the library line that it called."""
     error, frames = _find_user_frames(error)
     if not frames:
         return _format_error(error)
@@ -47,14 +63,14 @@ def format_line(error: BaseException) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Return type, message and place of an exception, as part of a sentence."""
+    """Returns type, message and place of an exception, as part of a sentence."""
     error, frames = _find_user_frames(error)
     where = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
     return _format_error(error) + where
 
 
 def format_stack(error: BaseException) -> str:
-    """Return the user's frames of an exception, one line each, outermost first."""
+    """Returns the user's frames of an exception, one line each, outermost first."""
     return "".join(
         f"\n  {_shorten_path(f.filename)}:{f.lineno}, in {f.name}: {f.line}" for f in _find_user_frames(error)[1]
     )
@@ -67,7 +83,7 @@ def _format_error(error: BaseException) -> str:
 
 
 def _find_user_frames(error: BaseException) -> tuple[BaseException, list[traceback.FrameSummary]]:
-    """Return an exception, or the cause that has user frames, and its frames, outermost first.
+    """Returns an exception, or the cause that has user frames, and its frames, outermost first.
 
     Without a frame in the user's files the frames of all other libraries are returned.
     """
@@ -88,17 +104,17 @@ def _find_user_frames(error: BaseException) -> tuple[BaseException, list[traceba
 
 
 def format_definition(fn: Any) -> str:
-    """Return ` (file:line)`, where a function is defined; empty if unknown."""
+    """Returns ` (file:line)`, where a function is defined; empty if unknown."""
     code = getattr(getattr(fn, "func", fn), "__code__", None)  # functools.partial has `func`
     return f" ({_shorten_path(code.co_filename)}:{code.co_firstlineno})" if code else ""
 
 
 def explain_make_error(error: BaseException) -> tuple[str, str] | None:
-    """Return the key (`options` or `id`) that keeps an environment from being made, and the reason; None: neither key.
+    """Returns the key (`options` or `id`) that keeps an environment from being made, and the reason; None: neither key.
 
     A TypeError of the constructor call (an unknown argument) blames `options`; a TypeError in its body blames `id`.
     """
-    if type(error).__name__ == "NotAnEnvironment":  # by name: a worker process has its own copy of the class
+    if isinstance(error, NotAnEnvironment):
         return "id", str(error)
     if isinstance(error, ImportError):
         return "id", format_line(error) + suggest_install(error)
@@ -120,7 +136,7 @@ def _is_call_error(error: BaseException) -> bool:
 
 
 def _shorten_path(path: str) -> str:
-    """Return the path relative to the working directory if it is inside; otherwise the path."""
+    """Returns the path relative to the working directory if it is inside; otherwise the path."""
     with contextlib.suppress(OSError, ValueError):
         relative = os.path.relpath(path)
         return relative if not relative.startswith("..") and os.path.isabs(path) else path
@@ -128,6 +144,6 @@ def _shorten_path(path: str) -> str:
 
 
 def suggest_install(error: BaseException) -> str:
-    """Return `: pip install NAME` for a missing module; otherwise an empty text."""
+    """Returns `: pip install NAME` for a missing module; otherwise an empty text."""
     name = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
     return f": pip install {name.partition('.')[0]}" if name else ""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jrl.gym import space_kind
+from jrl.gym.exceptions import Breach
 
 # exact types of rewards and flags that need no further check
 NUMBERS = frozenset((float, int, bool, np.float64, np.float32, np.float16, np.int64, np.int32, np.bool_))
@@ -40,7 +41,6 @@ RUN = {
     "no numbers": "{where}: {what} of {got}, not numbers: return {want}",
     "fractions": "{where}: {what} of {got}, but the space has {want}, which drops fractions: return {want}, or "
     "change the space",
-    "dtype": "{where}: {what} of {got}, but the space has {want}: convert it with astype",
     "range": "{where}: {what}{index} is {got:g}, outside {want}: widen the space, or clip it",
     "dicts": "{where} returned {got}: return ({want}), each a dict by agent",
     "dict": "{where}: {what} is a {got}, not a dict by agent: return a dict",
@@ -49,7 +49,6 @@ RUN = {
     "none": "{where}: the observation is None: return an element of the agent's space",
     "unknown": "{where}: {what} has {agent!r}, which is not in possible_agents: add it there",
     "flags": "{where}: {what}[{agent!r}] is {got!r}, a {type}: put bool(...) around it",
-    "infos": "{where}: infos[{agent!r}] is a {type}: set it to a dict, such as {{}}",
     "stranger": "{where}: agent {agent!r} is not in possible_agents {want}: add it there",
     "twice": "{where}: agents {got} has a name twice: list each agent once",
     "nobody": "{where}: agents is empty: add the agents that act first",
@@ -58,7 +57,6 @@ RUN = {
     "leaves": "{where}: agent {agent!r} is no longer in agents, but has not ended: {fix}",
     "undead": "{where}: agent {agent!r} has ended, but is in agents after its step(None): remove it there from agents "
     "and all dicts, for example by `self._was_dead_step(action); return` first in step",
-    "ended": "{where}: agent {agent!r} has ended already: set its flags to False",
     "selection": "{where}: agent_selection is {agent!r}, but agents is {want}: select an agent of agents",
     "no all": "{where}: terminateds has no '__all__': add it, True when the episode ends for all agents",
     "returns": "{where}: agent {agent!r} acted before, then had no observation, and has one again: set turn_based = "
@@ -70,36 +68,13 @@ CHECK = {
     "reward finite": "{where}: reward is {got}: no algorithm can learn from it; find the division or logarithm",
     "finite": "{where}: {what}{index} is {got}: no network can read it; find the division or overflow",
     "bounds": "{where}: {what}{index} is {got:g}, outside {want}: widen the space, or clip it",
-    "no info": "{where}: {what} has no entry for agent {agent!r}: add the entry",
     "no last": "{where}: {what} has no entry for agent {agent!r}: add the last observation of its episode",
-    "skipped": "{where}: agent {agent!r} has ended, but was skipped: select it, and keep it until its step(None)",
-    "step value": "{where} returned a {got}: step of an AECEnv returns nothing",
-    "last size": "{where}: last() returned a {got}, not 5 values: return (observation, reward, terminated, truncated, "
-    "info)",
-    "last reward": "{where}: last() of agent {agent!r} has reward {got:g}, but its rewards sum to {want:g}: set"
-    " self._cumulative_rewards[agent] = 0 first in step and call self._accumulate_rewards() last",
-    "last flag": "{where}: last() of agent {agent!r} has {got!r}, but {what}[{agent!r}] is {want!r}: return the latter",
-    "last info": "{where}: last() of agent {agent!r} has another info than infos[{agent!r}]: return the latter",
-    "last observe": "last has no parameter observe: declare last(self, observe=True), as PettingZoo does",
-    "last unseen": "{where}: last(observe=False) returns an observation: return None, which costs nothing",
-    "new space": "{where}: {what}({agent!r}) is another object at each call, which loses its seed: return the same "
-    "object each time, such as self.observation_spaces[agent]",
-    "count": "{where}: num_agents is {got!r}, but agents has {want}: return len(self.agents)",
-    "rewards": "{where}: rewards of shape {got}, not ({want},): return one per environment",
-    "flags of all": "{where}: {what} is {got}, not bool ({want},): return one per environment",
     "stuck": "{where}: the action_mask of environment {env} allows no action{what}, but its episode goes on: allow "
     "an action, or end the episode on this step",
-    "acts nothing": "{where} is absent, but has a reward or an end: set reward 0 and no flag",
-    "after an end": "{where} has ended on the previous step, but is not absent: mark it absent",
-    "new game": "{where} is not absent on the first step of a new game: mark all agents absent",
-    "over": "{where} has not ended, but the game is over: terminate or truncate it",
-    "not over": "{where} and all others have ended, but the game is not over: set Several.over",
-    "make": "{id} cannot be made: {error}: fix it, or set env.options",
-    "raises": "environment {env} raises in {where}: {error}: fix it; env_runners.restart_failed_sub_environments=true "
-    "makes the environment again and continues the run",
+    "raises": "{where} raises {error}: fix it; env_runners.restart_failed_sub_environments=true makes the environment "
+    "again and continues the run",
+    "pettingzoo": "PettingZoo's {what} fails: {error}: fix it",
     "cannot step": "{id} cannot be stepped: {error}",
-    "close": "close() raises {error}: fix it",
-    "memory": "an observation takes {got}: {steps} x {envs} take {needed}, but {free} are free: {fix}",
     "seed twice": "the same seed and actions gave another stream, from {where} on: {fix}",
     "contract": "{where} of environment {env} follows an end, but has reward {got:g} and {ends} end: reset on the step "
     "after an end, with reward 0 and no end (see jrl.types.StepResult)",
@@ -107,16 +82,8 @@ CHECK = {
 # notes of `check_env`
 NOTE = {
     "converted": "{where}: {what} of {got}, but the space has {want}: it is converted; return {want} to save the copy",
-    "extra": "{where}: {what} has agent {agent!r}, which is not in agents: leave it out",
-    "dead": "{where}: {what} has agent {agent!r}, which has left: leave out agents that have ended",
-    "back": "{where}: agent {agent!r} has ended in this episode before, and acts again: jrl begins a new episode for "
-    "it; PettingZoo expects a new name",
     "turns": "{where}: agent {agent!r} has not ended, but has no observation: if agents take turns, set turn_based ="
     " True in the class, or env.options.turn_based=true",
-    "no count": "num_agents is missing: add the property, len(self.agents), as PettingZoo does",
-    "no names": "possible_agents is missing, agents is used instead: set it to a list of all agents that may ever join",
-    "no close": "render is defined, but not close: define close, which closes what render opened",
-    "no options": "reset has no parameter options: declare reset(self, seed=None, options=None), as PettingZoo does",
     "other seed": "another seed gives the same stream: the environment is not random, or reset ignores its seed",
     "final observation": "the last observation of each episode is also the first of the next: if the environment "
     "resets itself, let it return the true final observation, which bootstraps the value after a time limit",
@@ -139,18 +106,14 @@ class Fault(NamedTuple):
 
 
 def fault(name: str, where: str = "", **values: Any) -> Fault:
-    """Return the fault of a table entry, its text filled with `values`."""
+    """Returns the fault of a table entry, its text filled with `values`."""
     text = RUN.get(name) or CHECK.get(name) or NOTE[name]
     message = text.format(where=where, **values)
     return Fault(f"{name} {values.get('what', '')}", message, name in RUN, name in NOTE)
 
 
-class Breach(ValueError):
-    """An environment violates its interface, so that making it again would not help. One argument per fault."""
-
-
 def list_fatal(found: Iterable[Fault]) -> list[str]:
-    """Return the messages of the faults that end a run.
+    """Returns the messages of the faults that end a run.
 
     Values beyond float bounds do not end it: many environments exceed their bounds a little. Non-finite numbers do not
     either: a user's transform may replace them, and `run.on_nonfinite` decides about the update.
@@ -158,8 +121,17 @@ def list_fatal(found: Iterable[Fault]) -> list[str]:
     return [one.message for one in found if one.ends_run]
 
 
+def report_or_raise(found: Iterable[Fault], report: Callable[[Fault], None] | None) -> None:
+    """Passes faults to `report`. Raises Breach: `report` is None, and some end a run."""
+    if report is not None:
+        for one in found:
+            report(one)
+    elif lines := list_fatal(found):
+        raise Breach(*lines)
+
+
 def describe_time(steps: int, *, reset: bool) -> str:
-    """Describe the time of a result: the step count, or the reset after so many steps."""
+    """Describes the time of a result: the step count, or the reset after so many steps."""
     if not reset:
         return f"step {steps}"
     return f"the reset after step {steps}" if steps else "the first reset"
@@ -169,7 +141,7 @@ def describe_time(steps: int, *, reset: bool) -> str:
 
 
 def check_reset(space: Any, result: Any, where: str) -> Iterator[Fault]:
-    """Yield faults in the result of a reset."""
+    """Yields faults in the result of a reset."""
     if not isinstance(result, tuple) or len(result) != 2:
         yield fault("no pair", where)
         return
@@ -178,7 +150,7 @@ def check_reset(space: Any, result: Any, where: str) -> Iterator[Fault]:
 
 
 def check_step(space: Any, result: Any, where: str) -> Iterator[Fault]:
-    """Yield faults in the result of a step."""
+    """Yields faults in the result of a step."""
     if not isinstance(result, tuple) or len(result) != 5:
         yield fault("no five", where, got=_describe_size(result))
         return
@@ -212,7 +184,7 @@ def check_reward(reward: Any, where: str) -> Iterator[Fault]:
 
 
 def is_flag(value: Any) -> bool:
-    """Return whether a value is a flag: a bool, 0, 1, or an array without axes of one of these."""
+    """Returns whether a value is a flag: a bool, 0, 1, or an array without axes of one of these."""
     if type(value) in FLAGS:
         return True
     with contextlib.suppress(Exception):  # a value of any class
@@ -222,7 +194,7 @@ def is_flag(value: Any) -> bool:
 
 
 def has_no_fatal_fault(reward: Any, terminated: Any, truncated: Any, info: Any) -> bool:
-    """Return whether `check_step` would find no fatal fault outside the observation."""
+    """Returns whether `check_step` would find no fatal fault outside the observation."""
     if not (isinstance(info, dict) and is_flag(terminated) and is_flag(truncated)):
         return False
     return type(reward) in NUMBERS or not list_fatal(check_reward(reward, ""))
@@ -232,7 +204,7 @@ def has_no_fatal_fault(reward: Any, terminated: Any, truncated: Any, info: Any) 
 
 
 def check_observation(name: str, space: Any, obs: Any, where: str, num_envs: int | None = None) -> Iterator[Fault]:
-    """Yield faults in an observation.
+    """Yields faults in an observation.
 
     Args:
       name: observation's name in messages.
@@ -268,8 +240,6 @@ def _check_array(name: str, space: Any, value: np.ndarray, where: str, num_envs:
     typed: dict[str, Any] = {"what": name, "got": value.dtype, "want": dtype}
     if num_envs is not None:
         shape = (num_envs, *shape)
-        if value.dtype != dtype:
-            yield fault("dtype", where, **typed)
     if value.shape != shape:
         yield fault("shape", where, what=name, got=value.shape, want=shape)
         return
@@ -296,7 +266,7 @@ def _check_array(name: str, space: Any, value: np.ndarray, where: str, num_envs:
 
 
 def get_bounds(space: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lowest and highest values [*shape] of a space that is one array."""
+    """Returns the lowest and highest values [*shape] of a space that is one array."""
     what = space_kind(space)
     if what == "Box":
         return space.bounds() if hasattr(space, "bounds") else (np.asarray(space.low), np.asarray(space.high))
@@ -307,7 +277,7 @@ def get_bounds(space: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def find_first(wrong: np.ndarray) -> tuple[int, ...]:
-    """Return the index of the first true element."""
+    """Returns the index of the first true element."""
     return tuple(int(i) for i in np.argwhere(wrong)[0])
 
 
@@ -318,33 +288,28 @@ def _format_index(at: tuple[int, ...]) -> str:
 # ---------------------------------------------------------------- seeds
 
 
-def reset_accepts(env: Any, name: str) -> bool:
-    """Return whether the reset of the unwrapped environment has a parameter, such as `seed`."""
-    try:
-        parameters = inspect.signature(getattr(env, "unwrapped", env).reset).parameters
-    except (TypeError, ValueError):  # a builtin has no signature
-        return True
-    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-
-
 def reset_with_seed(env: Any, seed: int) -> Any:
-    """Return `env.reset(seed=seed)`. Raises Breach: reset has no parameter seed."""
+    """Returns `env.reset(seed=seed)`. Raises Breach: reset has no parameter seed."""
     try:
         return env.reset(seed=seed)
     except TypeError as e:
-        if reset_accepts(env, "seed"):
+        try:
+            parameters = inspect.signature(getattr(env, "unwrapped", env).reset).parameters
+        except (TypeError, ValueError):  # a builtin has no signature
+            raise e from None
+        if "seed" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             raise
         raise Breach(fault("no seed").message) from e
 
 
 # ---------------------------------------------------------------- several agents
 # Arguments: env, environment after a reset or step; possible, all agents that may ever join; acted, agents that had an
-# action; ended, agents that ended earlier in this game; result, value of `reset` or `step`; where, time of the result,
-# in words; space, function from an agent to its observation space.
+# action; result, value of `reset` or `step`; where, time of the result, in words; space, function from an agent to its
+# observation space.
 
 
 def has_wrong_keys(possible: Set[Any], parts: Any, wanted: Sequence[Set[Any] | None]) -> bool:
-    """Return whether dicts by agent lack an agent, have an unknown key, or contain None.
+    """Returns whether dicts by agent lack an agent, have an unknown key, or contain None.
 
     Runs on every step and costs about 2 microseconds. The check functions below describe each fault that it detects.
 
@@ -371,7 +336,7 @@ def has_wrong_keys(possible: Set[Any], parts: Any, wanted: Sequence[Set[Any] | N
 
 
 def check_parts(result: Any, names: tuple[str, ...], where: str) -> Fault | None:
-    """Return the fault of a result that is not a tuple of one dict per name; None: it is."""
+    """Returns the fault of a result that is not a tuple of one dict per name; None: it is."""
     if not isinstance(result, tuple) or len(result) != len(names):
         return fault("dicts", where, got=_describe_size(result), want=", ".join(names))
     return next(_check_dicts(names, result, where), None)
@@ -384,39 +349,33 @@ def _check_dicts(names: Collection[str], parts: Collection[Any], where: str) -> 
 
 
 def check_parallel_reset(env: Any, possible: Collection[Any], result: Any, where: str) -> Iterator[Fault]:
-    """Yield faults in the reset of a PettingZoo parallel environment, and in its agents afterwards."""
+    """Yields faults in the reset of a PettingZoo parallel environment, and in its agents afterwards."""
     if (wrong := check_parts(result, RESET, where)) is not None:
         yield wrong
         return
-    obs, infos = result
+    obs = result[0]
     yield from _check_agents(env.agents, possible, where)
     if not env.agents:
         yield fault("nobody", where)
     yield from _check_names("observations", obs, possible, where)
     yield from _per_agent("unseen", _list_missing(obs, env.agents), where, what="observations", why="is in agents")
     yield from _check_agent_observations(env.observation_space, obs, env.agents, where)
-    yield from _per_agent("no info", _list_missing(infos, env.agents), where, what="infos")
-    for name, part in zip(RESET, result):
-        yield from _per_agent("extra", _list_missing(env.agents, part)[:1], where, what=name)
-    yield from _check_class(env)
-    yield from _check_same_spaces(env, possible, where)
 
 
 def check_parallel_step(
-    env: Any, possible: Collection[Any], acted: Collection[Any], ended: Collection[Any], result: Any, where: str
+    env: Any, possible: Collection[Any], acted: Collection[Any], result: Any, where: str
 ) -> Iterator[Fault]:
-    """Yield faults in a step of a PettingZoo parallel environment, and in its agents afterwards."""
+    """Yields faults in a step of a PettingZoo parallel environment, and in its agents afterwards."""
     if (wrong := check_parts(result, PARALLEL, where)) is not None:
         yield wrong
         return
-    obs, reward, terminated, truncated, infos = result
+    obs, reward, terminated, truncated, _ = result
     agents = list(env.agents)
     yield from _check_agents(agents, possible, where)
     over = [agent for agent in acted if terminated.get(agent) or truncated.get(agent)]
     going = [agent for agent in acted if agent not in over]
     for name, part in zip(PARALLEL[1:4], result[1:4]):
         yield from _per_agent("lacking", _list_missing(part, acted), where, what=name)
-    yield from _per_agent("no info", _list_missing(infos, acted), where, what="infos")
     yield from _per_agent("no last", _list_missing(obs, over), where, what="observations")
     there = list(dict.fromkeys([*going, *agents]))
     yield from _per_agent("unseen", _list_missing(obs, there), where, what="observations", why="has not ended")
@@ -427,15 +386,10 @@ def check_parallel_step(
     yield from _per_agent("stays", [agent for agent in over if agent in agents], where)
     fix = "set its termination or truncation on its last step"
     yield from _per_agent("leaves", _list_missing(agents, going), where, fix=fix)
-    for name, part in zip(PARALLEL, result):
-        gone = [agent for agent in part if agent in possible and agent not in acted and agent not in agents]
-        yield from _per_agent("dead", gone[:1], where, what=name)
-    yield from _per_agent("back", [agent for agent in agents if agent in ended][:1], where)
-    yield from _check_same_spaces(env, possible, where)
 
 
 def check_rllib_reset(agents: Collection[Any], space: Callable[[Any], Any], result: Any, where: str) -> Iterator[Fault]:
-    """Yield faults in the reset of an environment with RLlib's interface."""
+    """Yields faults in the reset of an environment with RLlib's interface."""
     if (wrong := check_parts(result, RESET, where)) is not None:
         yield wrong
         return
@@ -449,13 +403,12 @@ def check_rllib_step(
     agents: Collection[Any],
     space: Callable[[Any], Any],
     acted: Collection[Any],
-    ended: Collection[Any],
     result: Any,
     where: str,
     *,
     waits: bool,
 ) -> Iterator[Fault]:
-    """Yield faults in a step of an environment with RLlib's interface.
+    """Yields faults in a step of an environment with RLlib's interface.
 
     waits: an agent without observation waits for its turn.
     """
@@ -473,13 +426,10 @@ def check_rllib_step(
     if not (waits or terminated.get(ALL) or truncated.get(ALL)):
         silent = [a for a in acted if a not in obs and not (terminated.get(a) or truncated.get(a))]
         yield from _per_agent("turns", silent, where)
-    yield from _per_agent("back", [agent for agent in obs if agent in ended][:1], where)
 
 
-def check_aec_state(
-    env: Any, possible: Collection[Any], ended: Collection[Any], where: str, *, reset: bool, returned: Any = None
-) -> Iterator[Fault]:
-    """Yield faults in the attributes of a PettingZoo AECEnv. returned: value of its step."""
+def check_aec_state(env: Any, possible: Collection[Any], where: str, *, reset: bool) -> Iterator[Fault]:
+    """Yields faults in the attributes of a PettingZoo AECEnv."""
     agents, selected = list(env.agents), env.agent_selection
     yield from _check_agents(agents, possible, where)
     if reset and not agents:
@@ -494,68 +444,17 @@ def check_aec_state(
     for name, part in parts.items():
         yield from _per_agent("lacking", _list_missing(part, agents), where, what=name)
         yield from _check_names(name, part, possible, where)
-        extra = [agent for agent in _list_missing(agents, part) if agent in possible]
-        yield from _per_agent("extra", extra[:1], where, what=name)
-    flags = {name: parts[name] for name in names[1:3]}
-    yield from _check_rewards_and_flags(parts["rewards"], flags, where)
-    for agent, info in parts["infos"].items():
-        if not isinstance(info, dict):
-            yield fault("infos", where, agent=agent, type=type(info).__name__)
-    count = getattr(env, "num_agents", None)
-    if count is None:
-        yield fault("no count")
-    elif isinstance(count, bool) or not isinstance(count, int) or count != len(agents):
-        yield fault("count", where, got=count, want=len(agents))
-    if reset:
-        yield from _check_class(env)
-        for part in flags.values():
-            yield from _per_agent("ended", [agent for agent in agents if part.get(agent)][:1], where)
-    if returned is not None:
-        yield fault("step value", where, got=type(returned).__name__)
-    yield from _per_agent("back", [agent for agent in agents if agent in ended][:1], where)
-    yield from _check_same_spaces(env, possible, where)
+    yield from _check_rewards_and_flags(parts["rewards"], {name: parts[name] for name in names[1:3]}, where)
 
 
-def check_removed_agents(gone: Collection[Any], over: Collection[Any], where: str) -> Iterator[Fault]:
-    """Yield faults of agents that left without `step(None)`; agents in `over` had ended."""
+def check_absent(gone: Collection[Any], over: Collection[Any], where: str) -> Iterator[Fault]:
+    """Yields faults of agents of an AECEnv that left without an end; agents in `over` had ended."""
     fix = "set its flags, and keep it in agents until its step(None)"
-    yield from _per_agent("skipped", [agent for agent in gone if agent in over], where)
-    yield from _per_agent("leaves", [agent for agent in gone if agent not in over], where, fix=fix)
-
-
-def check_last(env: Any, before: Mapping[Any, float], reward: Mapping[Any, Any], where: str) -> Iterator[Fault]:
-    """Yield faults in `last()`: it must match the attributes and sum the rewards since the agent's previous step.
-
-    Args:
-      before: reward of each agent from its previous step until now.
-      reward: reward of each agent in this step.
-    """
-    agent = env.agent_selection
-    if agent not in env.agents or agent not in reward:
-        return
-    last = env.last()
-    if not isinstance(last, tuple) or len(last) != 5:
-        yield fault("last size", where, got=type(last).__name__)
-        return
-    earned, summed, info = float(last[1]), before[agent] + float(reward[agent]), env.infos[agent]
-    if abs(earned - summed) > 1e-6 * (1 + abs(summed)):
-        yield fault("last reward", where, agent=agent, got=earned, want=summed)
-    for name, flag in zip(("terminations", "truncations"), last[2:4]):
-        if bool(flag) != bool(kept := getattr(env, name)[agent]):
-            yield fault("last flag", where, agent=agent, what=name, got=flag, want=kept)
-    if last[4] is not info and set(last[4] or ()) != set(info):  # keys only: infos with arrays cannot be compared by ==
-        yield fault("last info", where, agent=agent)
-    try:
-        unseen = env.last(observe=False)[0]
-    except TypeError:
-        yield fault("last observe")
-        return
-    if unseen is not None:
-        yield fault("last unseen", where)
+    return _per_agent("leaves", [agent for agent in gone if agent not in over], where, fix=fix)
 
 
 def check_agent_observation(agent: Any, space: Callable[[Any], Any], obs: Any, where: str) -> Iterator[Fault]:
-    """Yield faults in one agent's observation; none if the agent's space is unknown."""
+    """Yields faults in one agent's observation; none if the agent's space is unknown."""
     where = f"{where}: agent {agent!r}"
     if obs is None:
         yield fault("none", where)
@@ -600,25 +499,6 @@ def _check_rewards_and_flags(
         for agent, flag in part.items():
             if not is_flag(flag):
                 yield fault("flags", where, what=name, agent=agent, got=flag, type=type(flag).__name__)
-
-
-def _check_same_spaces(env: Any, possible: Collection[Any], where: str) -> Iterator[Fault]:
-    for name in ("observation_space", "action_space"):
-        space = getattr(env, name)
-        changing = [agent for agent in env.agents if agent in possible and space(agent) is not space(agent)]
-        yield from _per_agent("new space", changing, where, what=name)
-
-
-def _check_class(env: Any) -> Iterator[Fault]:
-    """Yield faults in members of the class."""
-    if getattr(env, "possible_agents", None) is None:
-        yield fault("no names")
-    mro = type(env).__mro__
-    makers = [next((c.__name__ for c in mro if name in vars(c)), "AECEnv") for name in ("render", "close")]
-    if makers[0] != "AECEnv" and makers[1] == "AECEnv":
-        yield fault("no close")
-    if not reset_accepts(env, "options"):
-        yield fault("no options")
 
 
 def _describe_size(result: Any) -> str:

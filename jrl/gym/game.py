@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jrl.gym import interfaces, space_kind
-from jrl.gym.block import build_element, flatten_space, get_row
-from jrl.gym.faults import Breach, Fault, check_observation, describe_time, get_bounds, list_fatal
+from jrl.gym.block import build_element, flatten_space, get_part, get_row
+from jrl.gym.exceptions import Breach
+from jrl.gym.faults import Fault, check_observation, describe_time, get_bounds, report_or_raise
 from jrl.gym.interfaces import AgentInterface, GameStep
-from jrl.gym.masked import MaskError
+from jrl.gym.wrappers import MaskError
 
 ACTION_MASK, STATE = "action_mask", "state"  # as in `jrl.spaces`, which needs jax
 
@@ -75,14 +76,14 @@ class _KindArrays:
         self._own_arrays = [(path, array) for path, array in rest if all(array is not other for other in without)]
 
     def clear(self) -> None:
-        """Write the fill values of agents without an observation."""
+        """Writes the fill values of agents without an observation."""
         for array, value in zip(self._arrays, self._fill_values):
             array[:] = value
 
     def write(self, j: int, agent: Any, obs: Any) -> None:
-        """Write the observation of agent j of the kind. Raises Breach: the shape is wrong."""
+        """Writes the observation of agent j of the kind. Raises Breach: the shape is wrong."""
         for path, array in self._own_arrays:
-            value = np.asarray(_get(obs, path))
+            value = np.asarray(get_part(obs, path))
             if value.shape != array.shape[1:]:  # numpy would broadcast a smaller array
                 raise Breach(
                     f"agent {agent!r}: observation of shape {value.shape}, but its space has {array.shape[1:]}"
@@ -98,23 +99,28 @@ class Game:
       layout: layout of the vector's first game.
       horizon: steps after which the present agents are truncated and the game is over; None: no limit.
       check_steps: number of first steps that get all checks; 0: no step is checked.
-    Attributes:
-      turns: AECEnv behind a converted environment (see `interfaces.Parallel`); None: not converted.
-      on_fault: callback for each fault; None: a fault ends the run.
+      report: callback for the faults of all steps, which then do not raise; None: a fault raises.
     """
 
     spec = None
 
-    def __init__(self, play: AgentInterface, layout: AgentLayout, *, horizon: int | None, check_steps: int):
+    def __init__(
+        self,
+        play: AgentInterface,
+        layout: AgentLayout,
+        *,
+        horizon: int | None,
+        check_steps: int,
+        report: Callable[[Fault], None] | None,
+    ):
         from gymnasium import spaces as gym
         from gymnasium.vector.utils import batch_space
 
         self.env, self._play, self._layout, self._horizon = play.env, play, layout, horizon
         self.metadata = getattr(play.env, "metadata", None) or {}
-        self.turns: interfaces.TurnTaking | None = getattr(play, "turns", None)
-        self.on_fault: Callable[[Fault], None] | None = None
         self._pending: PendingReset | None = None
         self._checks_left, self._checks = check_steps, check_steps > 0
+        self._report = report
         size = len(layout.agents)
         yes_or_no: Any = np.bool_
         flags = {name: gym.Box(0, 1, (size,), yes_or_no) for name in ("absent", "terminated", "there", "truncated")}
@@ -135,11 +141,11 @@ class Game:
         play.check = self._check
 
     def set_pending_reset(self, pending: PendingReset | None) -> None:
-        """Set the result that the next `reset` with its seed returns; None: the next reset resets the environment."""
+        """Sets the result that the next `reset` with its seed returns; None: the next reset resets the environment."""
         self._pending = pending
 
     def reset(self, seed: int | None = None, **how: Any) -> tuple[Any, dict[str, Any]]:
-        """Begin a game; return its first row, on which all agents are absent."""
+        """Begins a game; returns its first row, on which all agents are absent."""
         pending, self._pending = self._pending, None
         if pending is not None and pending.seed == seed:
             turn = pending.turn
@@ -157,7 +163,7 @@ class Game:
         return self._build_row(np.zeros(size), none, none, ~none, self._present), self._infos(turn)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Step the game. Actions of absent and waiting agents are ignored."""
+        """Steps the game. Actions of absent and waiting agents are ignored."""
         layout, acted = self._layout, self._present.copy()
         turn = self._play.step(
             {agent: self._action(agent, k, action) for k, agent in enumerate(layout.agents) if agent in self._movers}
@@ -201,7 +207,7 @@ class Game:
         return {str(agent): info for agent, info in turn.infos.items()}
 
     def _write_observations(self, turn: GameStep) -> None:
-        """Write the new observations; an agent without a new observation keeps the latest."""
+        """Writes the new observations; an agent without a new observation keeps the latest."""
         self._movers = turn.movers
         for k, agent in enumerate(self._layout.agents):
             moves, waits = agent in turn.movers, agent in turn.waiting
@@ -217,14 +223,14 @@ class Game:
                 arrays.mask[j] = self._find_mask(self._layout.kinds[i], turn, agent, obs, moves)
         if self._layout.state is not None:
             state = np.asarray(self.env.state())
-            if self._checks_left > 0 or self.on_fault is not None:
+            if self._checks_left > 0 or self._report is not None:
                 where = describe_time(self._steps, reset=not self._steps)
                 self._check(lambda: check_observation("state()", self._layout.state, state, where))
             for arrays in self._kinds:
                 arrays.state[:] = state
 
     def _find_mask(self, own_kind: Kind, turn: GameStep, agent: Any, obs: Any, moves: bool) -> Any:
-        """Return an agent's mask of valid actions, with a last entry for waiting if agents take turns."""
+        """Returns an agent's mask of valid actions, with a last entry for waiting if agents take turns."""
         waits, mask_info, choices = own_kind.waits, own_kind.mask_info, own_kind.own[1]
         own: Any = np.ones(choices.n, bool) if waits else None
         if mask_info is not None and moves:
@@ -246,14 +252,11 @@ class Game:
     def _check(
         self, list_faults: Callable[[], Iterator[Fault]], is_suspicious: Callable[[], bool] | None = None
     ) -> None:
-        """Check a result: fully in the first steps, later only if the cheap test `is_suspicious` is true."""
-        if self.on_fault is not None:
-            for fault in list_faults():
-                self.on_fault(fault)
-            return
-        must_check = self._checks_left > 0 or (is_suspicious is not None and is_suspicious())
-        if self._checks and must_check and (lines := list_fatal(list_faults())):
-            raise Breach(*lines)
+        """Checks a result: fully in the first steps, later only if the cheap test `is_suspicious` is true."""
+        if (self._report is not None or self._checks_left > 0) or (
+            self._checks and is_suspicious is not None and is_suspicious()
+        ):
+            report_or_raise(list_faults(), self._report)
 
     def render(self) -> Any:
         return self.env.render()
@@ -270,9 +273,9 @@ class GameFactory:
       id: environment id, for errors.
       make: function from i to environment i.
       find_layout: function from the first game to its layout, and to its first reset if that was needed.
-      horizon, check_steps: as in `Game`.
       turn_based: as in `interfaces.wrap`.
       first: environment 0, if it exists already.
+      options: of `Game`.
     """
 
     def __init__(
@@ -281,19 +284,17 @@ class GameFactory:
         make: Callable[[int], Any],
         find_layout: Callable[[AgentInterface], tuple[AgentLayout, PendingReset | None]],
         *,
-        horizon: int | None,
-        check_steps: int,
         turn_based: bool | None,
         first: Any = None,
+        **options: Any,
     ):
         self._id, self._make, self._first = id, make, first
         self._find_layout: Callable[[AgentInterface], tuple[AgentLayout, PendingReset | None]] | None = find_layout
-        self._game_options: dict[str, Any] = {"horizon": horizon, "check_steps": check_steps}
-        self._turn_based = turn_based
+        self._options, self._turn_based = options, turn_based
         self.layout: AgentLayout | None = None
 
     def fix_layout(self) -> None:
-        """Make game 0 once and close it: worker processes, which have no jax, then need not find the layout."""
+        """Makes game 0 once and close it: worker processes, which have no jax, then need not find the layout."""
         self(0).close()
         self._find_layout = None
 
@@ -306,31 +307,25 @@ class GameFactory:
             self.layout, pending = self._find_layout(play)
         elif not _matches(play, self.layout):
             raise ValueError(f"agents {list(play.agents)} or their spaces differ from those of the other games")
-        game = Game(play, self.layout, **self._game_options)
+        game = Game(play, self.layout, **self._options)
         game.set_pending_reset(pending)
         return game
 
 
 def list_spaces(play: AgentInterface) -> list[tuple[Any, Any]]:
-    """Return each agent's observation and action space."""
+    """Returns each agent's observation and action space."""
     return [(play.observation_space(agent), play.action_space(agent)) for agent in play.agents]
 
 
 def _matches(play: AgentInterface, layout: AgentLayout) -> bool:
-    """Return whether a game has the agents and spaces of a layout."""
+    """Returns whether a game has the agents and spaces of a layout."""
     own = {k: agents.own for agents in layout.kinds for k in agents.numbers}
     return play.agents == layout.agents and all(found == own[k] for k, found in enumerate(list_spaces(play)))
 
 
 def _fill_value(path: tuple[Any, ...], space: Any) -> Any:
-    """Return the value of an agent without an observation: the numbers nearest to 0; for a mask, all ones."""
+    """Returns the value of an agent without an observation: the numbers nearest to 0; for a mask, all ones."""
     if path == (ACTION_MASK,):
         return np.ones(space.shape, space.dtype)
     low, high = get_bounds(space)
     return np.clip(np.zeros(space.shape), low, high).astype(space.dtype)
-
-
-def _get(value: Any, path: tuple[Any, ...]) -> Any:
-    for key in path:
-        value = value[key]
-    return value

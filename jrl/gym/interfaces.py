@@ -8,7 +8,8 @@ from typing import Any, NamedTuple, Protocol
 
 from jrl.errors import InputError
 from jrl.gym import faults
-from jrl.gym.faults import ALL, COMMON, Breach, Fault, describe_time, has_wrong_keys, reset_with_seed
+from jrl.gym.exceptions import Breach
+from jrl.gym.faults import ALL, COMMON, Fault, describe_time, has_wrong_keys, reset_with_seed
 
 # callback(list_faults, is_suspicious=None). `list_faults` yields all faults of the latest result. `is_suspicious` is a
 # cheap test for steps after the first ones; None: skip the check on those steps
@@ -65,7 +66,7 @@ def wrap(env: Any, id: str, turn_based: bool | None) -> AgentInterface:
             from pettingzoo.utils import conversions
         except ImportError as e:
             raise InputError(f"env.id {id}: is_parallelizable needs pettingzoo: pip install pettingzoo") from e
-        return Parallel(conversions.aec_to_parallel(env), agents, turns=TurnTaking(env, agents))
+        return Parallel(conversions.aec_to_parallel(env), agents)
     if callable(getattr(env, "observation_space", None)):
         return Parallel(env, agents)
     declared = getattr(env, "turn_based", None) if turn_based is None else turn_based
@@ -101,7 +102,7 @@ class _Interface:
     def __init__(self, env: Any, agents: tuple[Any, ...]):
         self.env, self.agents = env, agents
         self.check: Check = lambda list_faults, is_suspicious=None: None
-        self._steps, self._ended = 0, set[Any]()
+        self._steps = 0
         self._movers: tuple[Any, ...] = ()
         self._known = frozenset((*agents, ALL, COMMON))  # allowed keys of dicts by agent
 
@@ -112,7 +113,6 @@ class _Interface:
         return self.env.action_space(agent)
 
     def _reset(self, seed: int | None) -> tuple[str, Any]:
-        self._ended = set()
         result = self.env.reset() if seed is None else reset_with_seed(self.env, seed)
         return describe_time(self._steps, reset=True), result
 
@@ -122,15 +122,7 @@ class _Interface:
 
 
 class Parallel(_Interface):
-    """PettingZoo's parallel interface: all agents in `agents` act on each step.
-
-    Attributes:
-      turns: the AECEnv behind a converted environment, for its checks; None: not converted.
-    """
-
-    def __init__(self, env: Any, agents: tuple[Any, ...], turns: "TurnTaking | None" = None):
-        super().__init__(env, agents)
-        self.turns = turns
+    """PettingZoo's parallel interface: all agents in `agents` act on each step."""
 
     def reset(self, seed: int | None) -> GameStep:
         where, result = self._reset(seed)
@@ -144,21 +136,19 @@ class Parallel(_Interface):
 
     def step(self, action: dict[Any, Any]) -> GameStep:
         where, result = self._count_step(), self.env.step(action)
-        acted, ended = self._movers, self._ended
+        acted = self._movers
 
         def is_suspicious() -> bool:
             before, after = set(acted), set(self.env.agents)
             stayed = before & after  # an agent that has left needs no flags: it is truncated below
             return has_wrong_keys(self._known, result, [after, before, stayed, stayed, None])
 
-        list_faults = lambda: faults.check_parallel_step(self.env, self.agents, acted, ended, result, where)
-        self.check(list_faults, is_suspicious)
+        self.check(lambda: faults.check_parallel_step(self.env, self.agents, acted, result, where), is_suspicious)
         obs, reward, terminated, truncated, infos = _check_parts(result, faults.PARALLEL, where)
         now = tuple(self.env.agents)
         over = {agent for agent in acted if terminated.get(agent) or truncated.get(agent)}
         # an agent that left without an end is truncated: its last observation bootstraps the value
         truncated = {**truncated, **{agent: True for agent in acted if agent not in now and agent not in over}}
-        self._ended = ended | over
         self._movers = tuple(agent for agent in now if agent not in over)
         return GameStep(obs, reward, terminated, truncated, infos, self._movers, over=not self._movers)
 
@@ -170,20 +160,15 @@ class TurnTaking(_Interface):
 
     def reset(self, seed: int | None) -> GameStep:
         where, _ = self._reset(seed)
-        self._earned = dict.fromkeys(self.agents, 0.0)
-        self.check(
-            lambda: faults.check_aec_state(self.env, self.agents, (), where, reset=True), self._has_wrong_attributes
-        )
-        self.check(lambda: faults.check_last(self.env, self._earned, dict.fromkeys(self.agents, 0.0), where))
+        list_faults = lambda: faults.check_aec_state(self.env, self.agents, where, reset=True)
+        self.check(list_faults, self._has_wrong_attributes)
         return self._build_step({}, {}, {}, {}, {}, where)
 
     def step(self, action: dict[Any, Any]) -> GameStep:
         where, env = self._count_step(), self.env
         before = tuple(env.agents)
-        self._earned[env.agent_selection] = 0.0
-        returned = env.step(action[env.agent_selection])
-        ended = self._ended
-        list_faults = lambda: faults.check_aec_state(env, self.agents, ended, where, reset=False, returned=returned)
+        env.step(action[env.agent_selection])
+        list_faults = lambda: faults.check_aec_state(env, self.agents, where, reset=False)
         self.check(list_faults, self._has_wrong_attributes)
         agents = list(env.agents)
         reward, infos = dict(env.rewards), dict(env.infos)
@@ -192,11 +177,9 @@ class TurnTaking(_Interface):
         obs = {agent: env.observe(agent) for agent in over}
         kept = {*self._remove_ended(where), *env.agents}
         gone = [agent for agent in dict.fromkeys((*before, *agents)) if agent not in kept]
-        self.check(lambda: faults.check_removed_agents(gone, over, where))
+        self.check(lambda: faults.check_absent(gone, over, where))
         # an agent that left without an end is truncated: its last observation bootstraps the value
         truncated |= {agent: True for agent in gone if agent not in over}
-        self._ended = ended | set(over)
-        self.check(lambda: faults.check_last(env, self._earned, reward, where))
         return self._build_step(obs, reward, terminated, truncated, infos, where)
 
     def _has_wrong_attributes(self) -> bool:
@@ -227,9 +210,6 @@ class TurnTaking(_Interface):
         self, obs: dict, reward: dict, terminated: dict, truncated: dict, infos: dict, where: str
     ) -> GameStep:
         env = self.env
-        for agent, earned in reward.items():
-            if agent in self._earned:
-                self._earned[agent] += float(earned)
         agents = tuple(env.agents)
         live = {agent: env.observe(agent) for agent in agents}  # observed now: masks depend on the selected agent
 
@@ -254,6 +234,7 @@ class Rllib(_Interface):
         super().__init__(env, agents)
         self.waits = bool(waits)
         self._id, self._is_declared = id, waits is not None
+        self._ended = set[Any]()
         self._silent = set[Any]()  # agents that acted in this episode and have no observation since
         self._present: dict[Any, None] = {}
 
@@ -287,15 +268,15 @@ class Rllib(_Interface):
         )
         obs, infos = _check_parts(result, faults.RESET, where)
         self._movers = tuple(agent for agent in self.agents if agent in obs)
-        self._present, self._silent = dict.fromkeys(self._movers), set()
+        self._present, self._silent, self._ended = dict.fromkeys(self._movers), set(), set()
         return GameStep(obs, {}, {}, {}, infos, self._movers)
 
     def step(self, action: dict[Any, Any]) -> GameStep:
         where, result = self._count_step(), self.env.step(action)
-        acted, ended = self._movers, self._ended
+        acted = self._movers
         self.check(
             lambda: faults.check_rllib_step(
-                self.agents, self.observation_space, acted, ended, result, where, waits=self.waits
+                self.agents, self.observation_space, acted, result, where, waits=self.waits
             ),
             lambda: has_wrong_keys(self._known, result, [_NO_KEYS, _NO_KEYS, _ALL_KEY, _NO_KEYS, _NO_KEYS]),
         )
@@ -303,7 +284,7 @@ class Rllib(_Interface):
         end, cut = bool(terminated.get(ALL)), bool(truncated.get(ALL))
         flags = [{agent: bool(part.get(agent)) for agent in self.agents} for part in (terminated, truncated)]
         over = {agent for agent in self.agents if flags[0][agent] or flags[1][agent]}
-        self._ended = (ended - set(obs)) | over
+        self._ended = (self._ended - set(obs)) | over
         if end or cut:  # '__all__' ends the agents that have no flag of their own
             rest = [agent for agent in self.agents if agent not in over]
             flags[0 if end else 1].update(dict.fromkeys(rest, True))

@@ -18,7 +18,7 @@ import traceback
 from multiprocessing import reduction
 from typing import Any, NamedTuple
 
-from jrl.gym import exceptions, faults, masked
+from jrl.gym import exceptions, faults, wrappers
 from jrl.gym.block import StepMemory
 
 # Requests. `ARGUED` requests carry an argument, `VALUED` requests get a value. A capital letter also asks for the info
@@ -39,7 +39,7 @@ class Setup(NamedTuple):
 
 
 def main(link: Any, index: int, setup: Setup) -> None:
-    """Step environment `index` for the other end of a `multiprocessing.connection.Connection`, until it is closed."""
+    """Steps environment `index` for the other end of a `multiprocessing.connection.Connection`, until it is closed."""
     from jrl.gym import preload  # another library's fork server has not imported it
 
     os.environ.clear()  # the fork server may be older than the run's variables
@@ -81,7 +81,7 @@ class _Worker:
         self._pending_reset: Any = None  # seed and result of a reset that is not used yet
 
     def work(self) -> None:
-        """Answer requests. Raises ConnectionError or EOFError when the other end is closed."""
+        """Answers requests. Raises ConnectionError or EOFError when the other end is closed."""
         fd, read, write = self._link.fileno(), os.read, os.write
         while asked := read(fd, 1):
             kind, answer, value = asked.lower(), DONE, b""
@@ -93,11 +93,11 @@ class _Worker:
                 elif asked != kind:
                     answer, value = INFO, pickle.dumps(_sendable(result))
             except BaseException as e:  # SystemExit, too: an environment may not end its process
-                breach = e.args if isinstance(e, faults.Breach) else ()
+                breach = e.args if isinstance(e, exceptions.Breach) else ()
                 texts = exceptions.format_line(e), exceptions.format_stack(e), traceback.format_exc()
                 reason = exceptions.explain_make_error(e) if kind == MAKE else None
                 answer, value = ERROR, pickle.dumps((breach, reason, texts))
-                if kind == MAKE and type(e).__name__ == "SeveralAgents":  # of jrl.envs.context, which needs jax
+                if isinstance(e, exceptions.SeveralAgents):
                     answer = SEVERAL
             write(fd, answer)
             if value and answer != SEVERAL:
@@ -112,9 +112,9 @@ class _Worker:
             return self._reset_first(*argument)
         if kind == LOOK:
             self._pending_reset = (argument, faults.reset_with_seed(self._env, argument))
-            return masked.list_numeric_shapes(self._pending_reset[1][1])
+            return wrappers.list_numeric_shapes(self._pending_reset[1][1])
         if kind == MASK:
-            self._env, self._mask_wrapper = masked.wrap_with_mask(self._env, argument)
+            self._env, self._mask_wrapper = wrappers.wrap_with_mask(self._env, argument)
         if kind == MAKE:
             self.close()
             self._make = self._make or pickle.loads(self._setup.make)
@@ -129,12 +129,12 @@ class _Worker:
         return None
 
     def _reset_first(self, seed: int, mask: Any, memory: bool) -> Any:
-        """Reset a new environment with its seed; return its info."""
+        """Resets a new environment with its seed; return its info."""
         if memory:
             self._memory = reduction.recv_handle(self._link)
         pending, self._pending_reset = self._pending_reset, None
         if mask is not None and self._mask_wrapper is None:
-            self._env, self._mask_wrapper = masked.wrap_with_mask(self._env, mask)
+            self._env, self._mask_wrapper = wrappers.wrap_with_mask(self._env, mask)
         if self._block is None:
             spaces = self._env.observation_space, self._env.action_space
             buffer = lambda size: mmap.mmap(self._memory, size)
@@ -154,7 +154,7 @@ class _Worker:
 
 
 def _sendable(info: Any) -> dict[Any, Any]:
-    """Return the entries of an info that can be pickled."""
+    """Returns the entries of an info that can be pickled."""
     if _picklable(info):
         return dict(info)
     return {name: value for name, value in info.items() if _picklable(value)}

@@ -99,6 +99,7 @@ class Nim:
         if self.terminations[agent]:
             assert action is None
             self._remove(agent)
+            self.rewards = dict.fromkeys(self.agents, 0.0)
             self.agent_selection = self.agents[0] if self.agents else None
             return
         other = "p_1" if agent == "p_0" else "p_0"
@@ -120,71 +121,25 @@ class Nim:
 
 
 class FaultyNim(Nim):
-    """Nim with one fault against what PettingZoo's api_test asserts, which `fault` names."""
+    """Nim with one fault, which `fault` names."""
 
     def __init__(self, fault):
         super().__init__()
         self._fault = fault
-        if fault == "no possible agents":
-            self.agents, self.possible_agents = list(Nim.possible_agents), None
-        if fault == "stale":
-            self.possible_agents = [*Nim.possible_agents, "p_2"]  # who never comes
-
-    @property
-    def num_agents(self):
-        return {"count": 9, "half": 2.0, "no count": None}.get(self._fault, len(self.agents))
-
-    def reset(self, seed=None, options=None):
-        if self._fault == "no possible agents":
-            self.possible_agents = Nim.possible_agents
-        super().reset(seed)
-        match self._fault:
-            case "no possible agents":
-                self.possible_agents = None
-            case "stale":
-                self._remove("p_2")
-            case "begins terminated":
-                self.terminations["p_0"] = True
-            case "begins truncated":
-                self.truncations["p_1"] = True
-            case "info":
-                self.infos["p_1"] = None
-
-    def last(self, observe=True):
-        seen, reward, terminated, truncated, info = super().last(observe)
-        match self._fault:
-            case "unasked":
-                seen = self.observe(self.agent_selection)
-            case "reward":
-                reward += 1
-            case "terminated":
-                terminated = not terminated
-            case "truncated":
-                truncated = not truncated
-            case "other info":
-                info = {"other": 1}
-            case "four":
-                return seen, reward, terminated, truncated
-        return seen, reward, terminated, truncated, info
 
     def step(self, action):
         super().step(action)
         match self._fault:
             case "vanishes" if 0 < self.left <= 3 and len(self.agents) == 2:
                 self._remove(next(agent for agent in self.agents if agent != self.agent_selection))
-            case "skipped" if len(self.agents) == 1:
-                self._remove(self.agents[0])
             case "flag" if self.agents:
                 self.truncations[self.agents[0]] = None
             case "unknown":
                 self.rewards["p_9"] = 0.0
-            case "stale" if self.agents:
-                self.rewards["p_2"] = 0.0
             case "unpaid" if self.agents:
                 del self.rewards["p_1"]
             case "unseen":
                 self.observe = lambda agent: None
-        return 0 if self._fault == "returns" else None
 
 
 class Pour(Nim):
@@ -198,38 +153,6 @@ class Pour(Nim):
         if action is not None:
             self.taken.append((self.agent_selection, action))
         super().step(None if action is None else min(int(action[0] * 3), 2))
-
-
-class AECEnv(Nim):
-    """In the place of PettingZoo's base class."""
-
-    def render(self):
-        pass
-
-    def close(self):
-        pass
-
-
-class Drawn(AECEnv):
-    """One with a picture, whose window nobody closes."""
-
-    def render(self):
-        pass
-
-
-class Parallelizable(FaultyNim):
-    """Nim whose rewards `last()` does not sum, and that says of itself that its agents can act at once."""
-
-    metadata: ClassVar = {"name": "nim", "is_parallelizable": True}
-
-    def __init__(self):
-        super().__init__("reward")
-
-
-class Pair(Walkers):
-    """What stands for a Parallelizable made parallel."""
-
-    possible_agents: ClassVar = ["p_0", "p_1"]
 
 
 class Undying(Nim):
@@ -303,11 +226,6 @@ class Faulty(Walkers):
         super().__init__()
         self._fault = fault
 
-    def observation_space(self, agent):
-        if self._fault == "new space":
-            return spaces.Box(-100.0, 100.0, (2,), np.float32)
-        return super().observation_space(agent)
-
     def reset(self, seed=None, options=None):
         if self._fault == "unseeded":
             self._noise = np.random.default_rng()
@@ -316,8 +234,6 @@ class Faulty(Walkers):
             return obs
         if self._fault == "nobody":
             self.agents = []
-        if self._fault == "dead seen":
-            self.agents = ["w_0", "w_1"]
         return obs, infos
 
     def step(self, actions):
@@ -358,8 +274,6 @@ class Faulty(Walkers):
                 obs |= {"w_0": self._see("w_0")} if self.t == 4 else {}
             case "unseeded":
                 obs["w_2"] = self._noise.uniform(size=2).astype(np.float32)
-            case "dead reward":
-                rewards |= {"w_0": 1.0}
         return obs, rewards, terminations, truncations, infos
 
 

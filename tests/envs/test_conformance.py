@@ -5,7 +5,7 @@ import itertools
 import jax
 import numpy as np
 import pytest
-from env_helpers import Stepper, kolmogorov_smirnov, make, random_actions, run
+from env_helpers import Stepper, make, random_actions, run
 
 from jrl import envs
 from jrl.envs import envpool_env
@@ -108,10 +108,14 @@ def test_the_reset_contract(id, kind):
     space = spec.action
     other = (actions + 1) % space.n if isinstance(space, Discrete) else -actions
     flipped = np.where(rows.reshape(rows.shape + (1,) * len(space.shape)), other, actions).astype(actions.dtype)
-    assert_equal(one, run(id, kind, flipped, seed=3))
+    assert_equal(one, run(id, kind, flipped, seed=3))  # repeatable by the seed, too
     if id not in ("FrozenLake-v1", "RepeatAfterMe-v0"):  # on other rows an action counts; these may not show it
         flipped = np.where(rows.reshape(rows.shape + (1,) * len(space.shape)), actions, other).astype(actions.dtype)
         assert not np.array_equal(one.obs, run(id, kind, flipped, seed=3).obs)
+    other = run(id, kind, actions, seed=1)
+    assert not np.array_equal(one.obs, other.obs)
+    if id not in ("FrozenLake-v1", "Catch-v0", "RepeatAfterMe-v0"):  # whose environments can begin alike
+        assert len({row.tobytes() for row in (*one.first, *other.first)}) == 2 * num_envs
 
 
 # EnvPool's Catch has no limit (with the option it says truncated at its own end); FrozenLake's holes come before any
@@ -150,20 +154,6 @@ def test_a_fall_terminates_beyond_the_threshold(kind):
         assert limited.terminated[step - 1, 0] and not limited.truncated[step - 1, 0]
 
 
-@pytest.mark.parametrize(("id", "kind"), CASES)
-def test_the_seed_decides(id, kind):
-    actions = actions_for(id, kind, 30)
-    once, again, other = (run(id, kind, actions, seed=s) for s in (0, 0, 1))
-    assert_equal(once, again)
-    if id == "FrozenLake-v1":  # always starts in the corner
-        assert not np.array_equal(once.obs, other.obs)
-    else:
-        assert not np.array_equal(np.stack([once.first, *once.obs]), np.stack([other.first, *other.obs]))
-        first = once.obs if id in ("Catch-v0", "RepeatAfterMe-v0") else once.first[None]
-        columns = {first[:, i].tobytes() for i in range(4)}
-        assert len(columns) > 1 if id in ("Catch-v0", "RepeatAfterMe-v0") else len(columns) == 4
-
-
 @pytest.mark.parametrize(("id", "kind"), [c for c in CASES if c[0] in ("CartPole-v1", "Pendulum-v1", "Catch-v0")])
 def test_wrong_actions_are_refused(id, kind):
     """ValueError for shape, dtype and, on the host, range: EnvPool itself would take most of these."""
@@ -194,14 +184,6 @@ def test_wrong_actions_are_refused(id, kind):
             stepper.step(action)
     stepper.step(good)
     env.close()
-
-
-@pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1", "Catch-v0", "FrozenLake-v1"])
-def test_envpool_in_a_program_equals_envpool_on_the_host(id):
-    actions = actions_for(id, "host", 60)
-    host, program = run(id, "host", actions, seed=5), run(id, "program", actions, seed=5)
-    assert_equal(host, program)
-    assert host.done.any() or id == "Pendulum-v1"
 
 
 def test_envpool_in_a_scanned_program_equals_the_host():
@@ -299,28 +281,3 @@ def test_tiny_tasks_get_one_thread():
     pool = EnvPoolEnv(envs.section("CartPole-v1", num_envs=4, options={"num_threads": 2}), seed=0)
     assert pool._pool.spec.config.num_threads == 2
     pool.close()
-
-
-def lengths_of(kind):
-    """Lengths of the first two episodes of 96 environments that push to the side the pole leans to."""
-    stepper = Stepper(make("CartPole-v1", kind, num_envs=96))
-    obs, done = stepper.reset(), []
-    for _ in range(180):
-        result = stepper.step((obs[:, 2] > 0).astype(np.int32))
-        obs = result.obs
-        done.append(result.terminated | result.truncated)
-    stepper.env.close()
-    done = np.stack(done)
-    ends = [np.flatnonzero(column)[:2] for column in done.T]
-    assert all(len(e) == 2 for e in ends)
-    # the first end in row n - 1 is a length of n; the row after it resets
-    return np.array([length for a, b in ends for length in (a + 1, b - a - 1)], np.float64)
-
-
-def test_episode_lengths_are_distributed_alike():
-    ours, *others = (lengths_of(kind) for kind in ("jax", "host", "gymnasium"))
-    assert ours.std() > 3
-    for theirs in others:
-        error = np.hypot(ours.std() / np.sqrt(len(ours)), theirs.std() / np.sqrt(len(theirs)))
-        assert abs(ours.mean() - theirs.mean()) < 5 * error
-        assert kolmogorov_smirnov(ours, theirs) < 0.22  # chance 1 in 10,000 when they are equal

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from jrl.envs.checker import check_env
 from jrl.envs.make import make
 from jrl.types import Box, Discrete
 
@@ -49,8 +48,3 @@ def test_a_global_view_is_shown_to_each_kind():
     walkers, others = make(f"{NAME}:Unequal", num_envs=1, state=True).reset()
     np.testing.assert_array_equal(walkers["state"], [[0, 3, 7]] * 2)
     np.testing.assert_array_equal(others["state"], [[0, 3, 7]])
-
-
-@pytest.mark.parametrize("name", ["Unequal", "UnequalDicts", "Duel"])
-def test_the_checker_looks_at_each_kind(name):
-    assert check_env(f"{NAME}:{name}", steps=20, num_envs=2).problems == []

@@ -59,7 +59,7 @@ EXPECTED = {
 
 
 def made(cls, **settings):
-    return jaxmarl_env.make(cls(), "Clock", GAMES, None, lambda space: space, **settings)
+    return jaxmarl_env.make(cls(), GAMES, None, lambda space: space, **settings)
 
 
 @pytest.mark.parametrize(

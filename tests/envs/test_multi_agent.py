@@ -182,7 +182,7 @@ def test_the_contract_is_that_of_a_plain_loop(id):
         assert found.truncated.any()
 
 
-@pytest.mark.parametrize("id", CASES)
+@pytest.mark.parametrize("id", mostly_slow(CASES))
 def test_what_is_done_on_absent_rows_changes_nothing(id):
     count, _, steps = CASES[id]
     env = make(id)

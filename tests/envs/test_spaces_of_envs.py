@@ -4,7 +4,7 @@ import gymnasium
 import numpy as np
 import pytest
 from env_helpers import KINDS, Stepper, assert_same, make, random_actions
-from space_envs import ACTION, OBSERVATION, Echo, Legal, expected, own_action
+from space_envs import Echo, Legal, expected, own_action
 
 from jrl import envs, spaces
 from jrl.envs import spec as convert
@@ -326,9 +326,3 @@ def test_taxi_says_which_moves_are_possible():
     own = env.foreach_env(lambda env: env.unwrapped.action_mask(env.unwrapped.s))
     assert obs["action_mask"].tolist() == [[bool(x) for x in mask] for mask in own]
     env.close()
-
-
-def test_the_environment_file_agrees_with_its_spaces():
-    env = Echo()
-    assert env.observation_space == OBSERVATION and env.action_space == ACTION
-    assert OBSERVATION.contains(env.reset()[0])

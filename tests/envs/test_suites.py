@@ -8,7 +8,7 @@ import pytest
 from env_helpers import Stepper, Trajectory, random_actions
 
 from jrl import envs
-from jrl.envs import suites
+from jrl.envs import jax_ids
 from jrl.types import Box, Discrete, InputError, JaxEnv
 
 LIMIT = 5
@@ -125,7 +125,7 @@ def test_errors(id, options, parts):
 
 @pytest.mark.parametrize("id", ["gymnax:CartPole-v1", "brax:ant"])
 def test_a_package_that_is_not_installed(id, monkeypatch):
-    monkeypatch.setattr(suites.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(jax_ids.importlib.util, "find_spec", lambda name: None)
     package = id.split(":")[0]
     (error,) = envs.check(id)
     assert id in error and "not installed" in error and f"pip install {package}" in error

@@ -85,19 +85,6 @@ def test_equal_to_gymnasiums_own_vector(id):
     theirs.close()
 
 
-def test_results_are_not_written_again():
-    env = envs.make("CartPole-v1", backend="gymnasium", num_envs=2)
-    kept = [env.reset()]
-    copies = [kept[0].copy()]
-    for action in actions(5, 2):
-        result = env.step(action)
-        kept += [result.obs, result.reward, result.terminated]
-        copies += [x.copy() for x in kept[-3:]]
-    env.close()
-    for a, b in zip(kept, copies):
-        np.testing.assert_array_equal(a, b)
-
-
 # ---------------------------------------------------------------- failures
 
 

@@ -112,15 +112,6 @@ def test_kill_9_costs_an_episode_and_nothing_else():
     env.close()
 
 
-def test_kill_9_without_restart_is_a_clear_error():
-    env = make("CartPole-v1", 2)
-    env.reset()
-    os.kill(pids(env)[0], signal.SIGKILL)
-    with pytest.raises(RuntimeError, match=r"environment 0 of 2, CartPole-v1, failed: .* ended: SIGKILL"):
-        env.step(zeros(2))
-    env.close()
-
-
 def test_one_that_stalls_is_made_anew_in_time():
     env = make(STALLING, 2, {"at": 3, "seconds": 60}, on_failure=envs.OnFailure(True, 1.0))
     env.reset()

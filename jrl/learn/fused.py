@@ -177,9 +177,6 @@ class Fused(Program):
         replay = parallel.shard(self._with_data(state.replay), self.mesh)
         return LoopState(learned, replay, parallel.shard(source, self.mesh))
 
-    def restart(self, count: int) -> None:
-        """Does nothing: checkpoints store these environments."""
-
     def close(self) -> None:
         if self._close is not None:
             self._close()

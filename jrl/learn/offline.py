@@ -13,7 +13,7 @@ from jrl.learn import parallel
 from jrl.learn.learner import Data, Learner, UpdateKeys, trace_once
 from jrl.learn.program import LoopState, Program, Role, joined_replay, own_replay, role_key
 from jrl.metrics import episodes as episode_metrics
-from jrl.types import Episodes, Key, Metrics, PyTree, Rollout
+from jrl.types import Episodes, Key, Metrics, PyTree
 
 VALIDATION = "validation/"  # prefix of metrics on held-out data
 
@@ -145,31 +145,12 @@ class Offline(Program):
         report = dataclasses.replace(self._empty_report, steps=np.full((), count, np.int32))
         return jax.tree.map(lambda x: np.asarray(x)[None], report)
 
-    def collect(
-        self, state: LoopState, seed: int, iteration: int, call: int = 0
-    ) -> tuple[LoopState, Rollout, Episodes]:
-        """Raises RuntimeError: there are no environments."""
-        raise RuntimeError("collect: the run learns from data sets alone and has no environments")
-
-    def learn(self, state: LoopState, rollout: Rollout, seed: int, iteration: int, call: int = 0):
-        """Raises RuntimeError: nothing is added to data sets."""
-        raise RuntimeError("learn: the run learns from data sets alone and takes no rollouts")
-
-    def discontinue(self, state: LoopState) -> LoopState:
-        return state
-
     def keep(self, state: LoopState) -> LoopState:
         return LoopState(self.learner.keep(state.learner), state.replay, ())
 
     def place(self, state: LoopState) -> LoopState:
         learned = parallel.replicate(self.learner.resume(state.learner), self.mesh)
         return LoopState(learned, parallel.shard(state.replay, self.mesh), ())
-
-    def restart(self, count: int) -> None:
-        """Does nothing: there are no environments."""
-
-    def close(self) -> None:
-        """Does nothing: there are no environments."""
 
 
 def keys_of(root: Key, first: Any, count: int) -> UpdateKeys:

@@ -21,7 +21,7 @@ from jrl.host import machine
 from jrl.learn import memory, parallel
 from jrl.learn.fused import Fused
 from jrl.learn.program import LoopState, Program
-from jrl.types import Episodes, Key, Metrics, PyTree, Rollout
+from jrl.types import Episodes, Key, Metrics, PyTree
 
 _MEMBERS = "member"  # the axis of the mesh
 _FEW = 4  # the part of a program's members that is few enough for a smaller program
@@ -315,19 +315,7 @@ class MemberProgram(Program):
     def actor(self, state: Any) -> PyTree:
         return self.population.actor(self.member)
 
-    def collect(self, state: Any, seed: int, iteration: int, call: int = 0) -> tuple[Any, Rollout, Episodes]:
-        raise RuntimeError("a member of a population collects in the program of all")
-
-    def learn(self, state: Any, rollout: Rollout, seed: int, iteration: int, call: int = 0) -> tuple[Any, Metrics]:
-        raise RuntimeError("a member of a population learns in the program of all")
-
     def discontinue(self, state: Any) -> Any:
         one = self.population.of(self.member)
         self.population.put(self.member, self.population.fused.discontinue(one))
         return self.place_of
-
-    def restart(self, count: int) -> None:
-        """Does nothing: what is kept holds these environments."""
-
-    def close(self) -> None:
-        """Does nothing: the environments are the population's, which `Population.close` ends."""

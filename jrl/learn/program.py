@@ -109,21 +109,21 @@ class Program(abc.ABC):
     ) -> tuple[LoopState, Metrics, Episodes]:
         """Makes `count` iterations, 1 to `iterations`; donates the buffers of `state`."""
 
-    @abc.abstractmethod
     def collect(
         self, state: LoopState, seed: int, iteration: int, call: int = 0
     ) -> tuple[LoopState, Rollout, Episodes]:
         """Collects the next rollout with the present state. `call` numbers the calls within an iteration, from 0."""
+        raise RuntimeError(f"{type(self).__name__} does not collect by itself")
 
-    @abc.abstractmethod
     def learn(
         self, state: LoopState, rollout: Rollout, seed: int, iteration: int, call: int = 0
     ) -> tuple[LoopState, Metrics]:
-        """LearnerMethods from a rollout; donates the buffers of `state`, not those of the rollout."""
+        """Learns from a rollout; donates the buffers of `state`, not those of the rollout."""
+        raise RuntimeError(f"{type(self).__name__} does not learn from single rollouts")
 
-    @abc.abstractmethod
     def discontinue(self, state: LoopState) -> LoopState:
         """Returns a state whose next rollout does not continue the latest rollout."""
+        return state
 
     @abc.abstractmethod
     def keep(self, state: LoopState) -> LoopState:
@@ -133,12 +133,10 @@ class Program(abc.ABC):
     def place(self, state: LoopState) -> LoopState:
         """Returns the state of a checkpoint's content, on the devices; call it after `init`."""
 
-    @abc.abstractmethod
-    def restart(self, count: int) -> None:
+    def restart(self, count: int) -> None:  # noqa: B027  # most programs have nothing to replace
         """Replaces environments that a checkpoint cannot store; `count` seeds the new environments."""
 
-    @abc.abstractmethod
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Closes the environments."""
 
     def actor(self, state: LoopState) -> PyTree:
@@ -299,7 +297,7 @@ class Calls:
         self._uncounted: Episodes | None = None  # of the call under way
         self._count = 0  # its iterations
 
-    def ahead(self) -> int | None:
+    def next_count(self) -> int | None:
         """Counts the iterations that the next call makes; None: the budget is spent."""
         total, most = self._total, self._most
         # to count a call is to wait for it: only where the next one might go beyond the budget
@@ -317,7 +315,7 @@ class Calls:
             self.state = self._prepare(self.state)
         return self._count
 
-    def made(self, state: LoopState, metrics: Metrics, report: Episodes) -> StepInfo:
+    def count_call(self, state: LoopState, metrics: Metrics, report: Episodes) -> StepInfo:
         """Counts what the latest call made."""
         self.state = state
         self.iteration += self._count
@@ -330,5 +328,5 @@ class Calls:
 def train(program: Program, state: LoopState, *, seed: int, **more: Any) -> Iterator[StepInfo]:
     """Advances the program, a Fused or a Staged, until the budget is spent; `more`: as `Calls`."""
     calls = Calls(program.rows, program.iterations, state, **more)
-    while (count := calls.ahead()) is not None:
-        yield calls.made(*program.advance(calls.state, seed, calls.iteration, count))
+    while (count := calls.next_count()) is not None:
+        yield calls.count_call(*program.advance(calls.state, seed, calls.iteration, count))

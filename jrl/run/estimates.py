@@ -226,7 +226,7 @@ class ScheduledEstimates:
     def begin(self, updates: int, most: int) -> None:
         """Starts to count from `updates` updates; a call makes `most` updates."""
         if self._every is not None:
-            self._reached = reporter.reached(self._every, most=most, env_steps=updates)
+            self._reached = reporter.every_steps(self._every, most=most, env_steps=updates)
 
     @property
     def with_evaluations(self) -> bool:

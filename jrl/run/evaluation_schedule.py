@@ -86,7 +86,7 @@ class Schedule:
             self._session.reporter.extra.update(self.evaluations.nan_metrics())
         if self._settings.every:
             most, done = self._session.steps_per_call, self._session.env_steps
-            self._is_reached = reporter.reached(self._settings.every, most=most, env_steps=done)
+            self._is_reached = reporter.every_steps(self._settings.every, most=most, env_steps=done)
 
     def close(self) -> None:
         if self._evaluations is not None:

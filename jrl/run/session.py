@@ -23,7 +23,7 @@ from jrl import agents, config, registry
 from jrl.config import RunConfig, Sizes, datasets
 from jrl.errors import InputError
 from jrl.host import runtime
-from jrl.learn.program import NO_STEPS, Calls, Clock, LoopState, StepInfo
+from jrl.learn.program import Calls, Clock, LoopState, StepInfo
 from jrl.metrics import loggers, progress, results
 from jrl.metrics.timers import RECOMPILES, Timers
 from jrl.run import build, reporter
@@ -34,7 +34,6 @@ from jrl.run.store import checkpoint
 from jrl.types import EnvSpec, Episodes, Metrics, PyTree, Rollout
 
 if TYPE_CHECKING:
-    from jrl.callbacks import CallbackList
     from jrl.learn.staged import Step
     from jrl.run.manual_steps import ManualSteps
     from jrl.run.workers import Workers
@@ -92,8 +91,7 @@ class Session(BaseSession):
         self._callback_target = callback_target or self
         self.sinks: list[reporter.Sink] = [] if sinks is None else sinks
         self._total = None if endless else Sizes(cfg).total_steps
-        self.version = 0
-        self.callback_list: CallbackList | None = None
+        self.version, self.callback_list = 0, None
         if cfg.custom.callbacks:
             from jrl import callbacks
 
@@ -103,14 +101,10 @@ class Session(BaseSession):
         self._directory_of_videos, self._training_step, self._external = directory, training_step, external
         self._build(cfg, restarts, run)
         self._directory = directory or (Path(cfg.run.out) if cfg.run.out else None)
-        self.state: LoopState
         self.iteration, self.clock = 0, Clock()
         self.result: dict[str, Any] | None = None
-        self.reporter: reporter.Reporter
         self.met: dict[str, float] = {}
         self._policies_changed = False  # policies were added or removed
-        self._calls: Calls | None = None
-        self._latest: StepInfo | None = None
         self._row: dict[str, Any] | None = None  # the latest row
         self._tasks = 0
         # the best checkpoint is chosen by metrics on validation data
@@ -193,7 +187,7 @@ class Session(BaseSession):
         if self.run.recorder:
             notes += self.run.recorder.begin(self._directory, self.iteration, starts_over=starts_over)
         self.reporter = reporter.Reporter(
-            [self._finish_row, self._to_sinks],
+            [self._finish_row, lambda row: next(filter(None, [sink(row) for sink in self.sinks]), None)],
             every=self.run.plan.report_every,
             seconds=cfg.run.report_every_s or 0.0,
             trained=cfg.run.report_every_trained or 0,
@@ -266,7 +260,7 @@ class Session(BaseSession):
         self.clock = now
         self.replace_state(self.run.policies.ahead(program, program.place(merged)))
         self._policies_changed = True
-        self.reporter.follow(self.run.policies.reported)
+        self.reporter.policies = self.run.policies.reported
         self.schedule.start()
 
     def close(self) -> None:
@@ -292,11 +286,11 @@ class Session(BaseSession):
         Raises:
           Recompiled: previous calls recompiled more programs than `run.max_recompiles`.
         """
-        count = self.ahead()
-        return None if count is None else self.advanced(*self.call(count))
+        count = self.next_count()
+        return None if count is None else self.count_call(*self.dispatch(count))
 
-    def call(self, count: int) -> tuple[LoopState, Metrics, Episodes]:
-        """Dispatches a call of `count` iterations; `advanced` takes its result. Raises as `advance`."""
+    def dispatch(self, count: int) -> tuple[LoopState, Metrics, Episodes]:
+        """Dispatches a call of `count` iterations; `count_call` takes its result. Raises as `advance`."""
         self._recompiles.check()
         if self.run.recorder:
             self.run.recorder.iteration = self.iteration
@@ -320,13 +314,13 @@ class Session(BaseSession):
             )
         return self._calls
 
-    def ahead(self) -> int | None:
+    def next_count(self) -> int | None:
         """Returns the number of iterations of the next call; None: `stop.env_steps` is reached."""
-        return self.calls.ahead()
+        return self.calls.next_count()
 
-    def advanced(self, state: LoopState, metrics: Metrics, report: Episodes) -> StepInfo:
+    def count_call(self, state: LoopState, metrics: Metrics, report: Episodes) -> StepInfo:
         """Takes the result of a call: state and counters."""
-        info = self.calls.made(state, metrics, report)
+        info = self.calls.count_call(state, metrics, report)
         self._latest, self.state = info, info.state
         self.version += 1
         self.iteration, self.clock = info.iteration, info.clock
@@ -334,25 +328,20 @@ class Session(BaseSession):
             self.callback_list.recreated(self._callback_target, self.workers, self.run.program.source)
         return info
 
-    @property
-    def steps_per_call(self) -> int:
-        """Returns the maximum environment steps of a call, if a custom training step samples only once."""
-        return self.run.program.iterations * self.run.program.rows
-
-    def after(self, info: StepInfo) -> str | None:
+    def finish_call(self, info: StepInfo) -> str | None:
         """Builds the row and plays the evaluation that are due after a call; returns a reason to end the run, or None.
 
         A row covers the previous calls, since the latest call is still running. A row with an evaluation waits for the
         latest call and includes it, so that the row belongs to the evaluated weights.
         """
-        return self._rows_after(info) or self.ended
+        return self._make_rows(info) or self.end_reason
 
     @property
-    def ended(self) -> str | None:
+    def end_reason(self) -> str | None:
         """Returns the reason of a callback to end the run, or None."""
         return self.callback_list.ended if self.callback_list else None
 
-    def _rows_after(self, info: StepInfo) -> str | None:
+    def _make_rows(self, info: StepInfo) -> str | None:
         reached = self.schedule.reached(info)
         if self.run.judge and (found := self.run.judge.after(info, self.run.learn.actor)):
             self.reporter.extra.update(found)
@@ -360,38 +349,12 @@ class Session(BaseSession):
         # flush now: the league decides by this row, and validation metrics belong to these weights
         if self.run.policies.decides_by_row or self._validates or self.rows_wait:
             self.reporter.add(info)
-            return self.reporter.flush() if reached or self.reporter.due() or self.ended else None
+            return self.reporter.flush() if reached or self.reporter.due() or self.end_reason else None
         evaluates = self.schedule.is_busy or self.schedule.in_row(1)
         if reached or (evaluates and self.reporter.due_before(info)):
             self.reporter.add(info)
             return self.reporter.flush()
         return self.reporter(info)
-
-    def _to_sinks(self, row: dict[str, Any]) -> str | None:
-        reasons = [sink(row) for sink in self.sinks]
-        return next(filter(None, reasons), None)
-
-    @property
-    def env_steps(self) -> int:
-        """Returns the environment steps of the counted calls."""
-        return self.clock.env_steps
-
-    def clock_now(self) -> Clock:
-        """Returns the clock after the latest call; waits for the call."""
-        return self._latest.clock_after() if self._latest else self.clock
-
-    def counted(self) -> int:
-        """Returns the environment steps after the latest call; waits for the call."""
-        return self.clock_now().env_steps
-
-    def replace_state(self, state: LoopState, steps: Clock = NO_STEPS) -> None:
-        """Replaces the state; `steps` are added to the clock."""
-        now = self.clock_now()
-        env_steps, agent_steps = now.env_steps + steps.env_steps, now.agent_steps + steps.agent_steps
-        self.clock = now._replace(env_steps=env_steps, agent_steps=agent_steps)
-        self.state, self._calls = state, None
-        self._latest = None
-        self.version += 1
 
     def go_on_as(self, source: "Session", cfg: RunConfig) -> None:
         """Takes config `cfg` and the progress of `source`, whose state was copied to this session's program."""
@@ -449,12 +412,10 @@ class Session(BaseSession):
         return self._validates and (self.reporter.row or {}).get("updates") == self.iteration
 
     def evaluate(self, duration: int | None = None) -> dict[str, Any]:
-        """Plays an evaluation with the present weights.
+        """Plays an evaluation with the present weights; returns its metrics, without the prefix `evaluation/`.
 
         Args:
           duration: replaces `evaluation.duration`; None: that value.
-        Returns:
-          Metrics, without the prefix `evaluation/` of result rows.
         """
         return self.schedule.play(duration)
 

@@ -85,7 +85,7 @@ def advanced(run, count, look):
 
     program.learn = noted
     for _ in range(count):
-        run.after(run.advance())
+        run.finish_call(run.advance())
     program.learn = learn
     return found
 
@@ -295,7 +295,7 @@ def test_policies_by_game_learn_from_what_env_runners_collect():
         run.start()
         first, row = None, {}
         while run.env_steps < 150_000:
-            run.after(run.advance())
+            run.finish_call(run.advance())
             row = run.reporter.row or {}
             first = first or row.get("episode/return")
     assert first < 100 and row["episode/return"] > 800  # measured: 54, and then 1000, which is the most

@@ -138,15 +138,6 @@ def test_a_full_disk_is_one_clear_error_and_leaves_the_checkpoint_before(error, 
     checkpoint.restore(checkpoint.locate(tmp_path), "learner", TREE)
 
 
-def test_a_disk_that_is_too_small_is_noticed_before_writing(tmp_path, monkeypatch):
-    save_all(tmp_path, [1])
-    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(InputError, match=r"cannot write to .*1.0 MB are needed, 0.0 MB are free"):
-        save_all(tmp_path, [2])
-    assert names(tmp_path) == [1]
-
-
 def test_a_save_that_failed_is_told_before_the_next(tmp_path, monkeypatch):
     def fail(*args):
         raise OSError(28, "No space left on device", "disk")
@@ -377,16 +368,12 @@ def test_spaces_come_back_from_json():
     assert checkpoint.read_spec(read).env_observation is None
 
 
-def test_kinds_of_agents_come_back_and_those_that_do_not_fit_are_damage():
+def test_kinds_of_agents_come_back():
     cfg = config.load(None, algo="ppo", env="CartPole-v1", stop=["env_steps=1"])
     both = Tuple((Box((2,)), Discrete(3)))
     spec = EnvSpec(both, Tuple((Discrete(2), Discrete(2))), 3, 7, agents=("a", "b", "c"), kinds=((0, 2), (1,)))
     read = json.loads(json.dumps(spaces_json.plain(checkpoint.build_meta(cfg, spec, counters={})), allow_nan=False))
     assert checkpoint.read_spec(read) == spec
-    for kinds in ([[0, 2]], [[0], [1], [2]], [[0, 1], [1, 2]]):
-        read["spec"]["kinds"] = kinds
-        with pytest.raises(ValueError, match=r"^spec: "):
-            checkpoint.read_spec(read)
 
 
 # ---------------------------------------------------------------- names that a library below takes for patterns

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,8 +26,6 @@ class Offline(Program):
 
     Args:
       learner: learner of `learner.from_data_sets`, made with axis_name=parallel.AXIS.
-      mesh: devices.
-      iterations: maximum number of updates per call.
       held_out: learner on validation data: reports metrics, changes nothing; None: no validation.
       batches: validation batches per call.
       epoch: updates that draw as many rows as the data have, for the metric `data/epoch`.
@@ -82,30 +81,20 @@ class Offline(Program):
     def _body(self, learned: PyTree, bare: PyTree, rows: PyTree, apart: PyTree, root: Key, iteration: Any, count: Any):
         """Makes `count` updates from number `iteration` on; also returns validation metrics after them."""
         rows = own_replay(rows, self.learner)
-        learned, bare, total = self._updates(learned, self._own(bare, rows), rows, root, iteration, count)
+        keys = keys_of(root, iteration, self.iterations)
+
+        def update(state: tuple[PyTree, PyTree], i: Any):
+            learned, bare = state
+            key = UpdateKeys(*jax.tree.map(lambda x: x[i], keys))
+            learned, replay, metrics = self.learner.step(learned, self._data.with_rows(bare, rows), None, key)
+            metrics.pop("train/updates")
+            return (learned, self._data.without_rows(replay)), metrics
+
+        (learned, bare), total = repeat_updates(update, (learned, self._own(bare, rows)), count)
         metrics = {name: x / count for name, x in total.items()}
         if self._held_out is not None:
             metrics |= self._validated(self._held_out, learned, apart, root, iteration)
         return learned, joined_replay(bare), metrics
-
-    def _updates(self, learned: PyTree, bare: PyTree, rows: PyTree, root: Key, first: Any, count: Any):
-        """Returns the states after `count` updates, and the sums of their metrics."""
-        keys = keys_of(root, first, self.iterations)
-
-        def drawn(learned: PyTree, bare: PyTree, i: Any):
-            key = UpdateKeys(*jax.tree.map(lambda x: x[i], keys))
-            learned, replay, metrics = self.learner.step(learned, self._data.with_rows(bare, rows), None, key)
-            metrics.pop("train/updates")
-            return learned, self._data.without_rows(replay), metrics
-
-        def body(i, carry):
-            learned, bare, total = carry
-            learned, bare, metrics = one(learned, bare, i)
-            return learned, bare, jax.tree.map(jnp.add, total, metrics)
-
-        one, (_, _, shapes) = trace_once(drawn, learned, bare, jax.ShapeDtypeStruct((), jnp.uint32))
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        return jax.lax.fori_loop(jnp.uint32(0), count, body, (learned, bare, zeros))
 
     def _own(self, bare: PyTree, rows: PyTree) -> PyTree:
         return jax.tree.map(lambda x, like: x.reshape(like.shape), bare, self._data.without_rows(rows))
@@ -151,6 +140,18 @@ class Offline(Program):
     def place(self, state: LoopState) -> LoopState:
         learned = parallel.replicate(self.learner.resume(state.learner), self.mesh)
         return LoopState(learned, parallel.shard(state.replay, self.mesh), ())
+
+
+def repeat_updates(update: Callable[..., tuple[PyTree, Metrics]], state: PyTree, count: Any) -> tuple[PyTree, Metrics]:
+    """Repeats `state, metrics = update(state, i)` for i = 0 .. count - 1; returns the state and the sums of metrics."""
+    update, (_, shapes) = trace_once(update, state, jax.ShapeDtypeStruct((), jnp.uint32))
+
+    def body(i, carry):
+        state, metrics = update(carry[0], i)
+        return state, jax.tree.map(jnp.add, carry[1], metrics)
+
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    return jax.lax.fori_loop(jnp.uint32(0), count, body, (state, zeros))
 
 
 def keys_of(root: Key, first: Any, count: int) -> UpdateKeys:

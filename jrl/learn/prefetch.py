@@ -8,8 +8,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jrl.learn import parallel
-from jrl.learn.learner import trace_once
-from jrl.learn.offline import Offline, keys_of
+from jrl.learn.offline import Offline, keys_of, repeat_updates
 from jrl.learn.program import LoopState
 from jrl.types import Key, PyTree
 
@@ -30,8 +29,7 @@ class Prefetched(Offline):
         self._drawn: tuple[tuple[int, int], PyTree] | None = None
         self._draw = jax.jit(self._sampled, static_argnums=2)
         self._draw_one = jax.jit(self._of_devices)
-        batches = PartitionSpec(None, parallel.AXIS)
-        same = parallel.REPLICATED
+        batches, same = PartitionSpec(None, parallel.AXIS), parallel.REPLICATED
         self._sharding = jax.sharding.NamedSharding(self.mesh, batches)
         self._learn = parallel.pmap(
             self._on_batches, self.mesh, (same, batches, same, same, same), (same, same), (0,), loops=True
@@ -70,14 +68,7 @@ class Prefetched(Offline):
             learned, aux = self.learner.update(learned, jax.tree.map(lambda x: x[i], batches), keys[i])
             return learned, aux.metrics
 
-        def body(i, carry):
-            learned, total = carry
-            learned, metrics = one(learned, i)
-            return learned, jax.tree.map(jnp.add, total, metrics)
-
-        one, (_, shapes) = trace_once(update, learned, jax.ShapeDtypeStruct((), jnp.uint32))
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        return jax.lax.fori_loop(jnp.uint32(0), count, body, (learned, zeros))
+        return repeat_updates(update, learned, count)
 
     def _held_out_metrics(self, learned: PyTree, apart: PyTree, root: Key, iteration: Any):
         assert self._held_out is not None

@@ -8,7 +8,6 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -74,8 +73,7 @@ class Run(NamedTuple):
     note: str = ""  # what callbacks cannot have in this run, in words; "" for nothing
     recorder: data_output.Recorder | None = None  # of `data.output`
     judge: estimates.ScheduledEstimates | None = None  # of `data.estimate`
-    data: Mapping[str, str] = MappingProxyType({})  # checksums of what `data.input` names
-    data_notes: tuple[str, ...] = ()  # on these data sets, of their readers
+    inputs: Inputs | None = None  # data sets of `data.input`
     # the program of a config that differs in floats of its algorithm, which may be traced; None: there is none
     rebuild_with: Callable[[RunConfig], Fused] | None = None
 
@@ -87,6 +85,11 @@ class Run(NamedTuple):
     @property
     def policies(self) -> agents.Policies:
         return self.plan.policies
+
+    @property
+    def checksums(self) -> dict[str, str]:
+        """Returns the checksum of each data set."""
+        return self.inputs.checksums if self.inputs else {}
 
     @property
     def num_params(self) -> int:
@@ -108,13 +111,12 @@ def run(
     """Makes the environments, the algorithm and the program that trains it.
 
     Args:
-      cfg: the run.
-      timers: where stages are timed.
-      callback_list: what callbacks have to do with rollouts and batches; None: nothing.
-      training_step: what an iteration does; None: as the config says.
-      restarts: a number that differs between a run and its continuations, for environments that cannot be restored:
-        they start anew, with other seeds.
-      external: of runs whose episodes clients play, gives the source of what they play.
+      timers: timers of the stages.
+      callback_list: the user's callbacks.
+      training_step: function of an iteration; None: by the config.
+      restarts: number that differs between a run and its continuations: environments that cannot be restored start
+        anew, with other seeds.
+      external: maker of the source of episodes that clients play.
     Raises:
       InputError: more devices than there are, an environment or a space that cannot be handled.
     """
@@ -137,7 +139,7 @@ def run(
     except InputError:
         close_all(vectors)
         raise
-    two = _why_two_programs(learning, told=training_step is not None, callback_list=callback_list)
+    two = _why_two_programs(learning, is_custom=training_step is not None, callback_list=callback_list)
     if not two:
         return _in_one_program(learning)
     make = external or sources.make
@@ -155,26 +157,14 @@ class _Learning(NamedTuple):
     inputs: Inputs | None = None  # data sets; None: there are none
 
     def run(self, **more: Any) -> Run:
-        """Returns the run, with what else it has."""
-        return Run(
-            plan=self.plan,
-            algo=self.algo,
-            replay=self.replay,
-            learn=self.learn,
-            data=self.inputs.checksums if self.inputs else {},
-            data_notes=self.inputs.notes if self.inputs else (),
-            **more,
-        )
+        """Returns the run with these parts."""
+        return Run(**{name: x for name, x in self._asdict().items() if name != "vectors"}, **more)
 
 
 def _learning(
     plan: Plan, vectors: list[Any], callback_list: callbacks.CallbackList | None, inputs: Inputs | None = None
 ) -> _Learning:
-    """Makes the parts; `inputs` are the data sets of a mix, if they were read before.
-
-    Raises:
-      InputError: a space, task or callback does not go with algorithm or environments.
-    """
+    """Makes the parts; `inputs`: data sets of a mix, if they were read before. Raises InputError: parts do not fit."""
     cfg, policies = plan.cfg, plan.policies
     if cfg.custom.env_task:
         from jrl.envs import task as tasks
@@ -264,7 +254,7 @@ def _from_data(cfg: RunConfig, devices: parallel.Devices, callback_list: callbac
     algo = algorithm(cfg, found.spec, axis_name=parallel.AXIS, callback_list=callback_list)
     made = build_data.make(plan, algo, found)
 
-    def apply_task(state: LoopState, fn: tasks.TaskFn, result: dict[str, Any], count: int) -> LoopState:
+    def apply_task(*_: Any) -> LoopState:
         raise InputError("set_task: the run learns from data alone: there are no environments")
 
     program = (Prefetched if made.on_host else Offline)(
@@ -368,18 +358,14 @@ def _in_two_programs(
     )
 
 
-def _why_two_programs(learning: _Learning, *, told: bool, callback_list: callbacks.CallbackList | None) -> str:
-    """Returns why collecting and learning cannot be one program, in words; "" where they can.
-
-    Args:
-      told: `custom.training_step` decides what an iteration does.
-    """
+def _why_two_programs(learning: _Learning, *, is_custom: bool, callback_list: callbacks.CallbackList | None) -> str:
+    """Returns why collecting and learning cannot be one program, in words; "" if they can."""
     plan, env = learning.plan, learning.vectors[0]
     if plan.why_two_programs:
         return plan.why_two_programs
     if plan.devices and plan.devices.actors != tuple(plan.devices.learners.devices.flat):
         return "some devices act, others learn"
-    if told:
+    if is_custom:
         return "custom.training_step decides what to learn from"
     if callback_list and callback_list.needs_rollouts:
         return "callbacks look at rollouts"
@@ -402,7 +388,7 @@ def _why_two_programs(learning: _Learning, *, told: bool, callback_list: callbac
 def transforms(
     custom: CustomConfig, callback_list: callbacks.CallbackList | None
 ) -> tuple[Callable[[Rollout], Rollout], ...]:
-    """Returns what becomes of a rollout between collecting and learning: the config's, then those of callbacks."""
+    """Returns the functions of a rollout between collecting and learning: the config's, then those of callbacks."""
     given = [registry.load(path, "custom.transforms") for path in custom.transforms]
     return (*given, *(callback_list.program_transforms() if callback_list else ()))
 
@@ -418,13 +404,9 @@ def _with_options(section: EnvConfig, task: Any) -> EnvConfig:
 
 
 def enable_compile_cache() -> None:
-    """Keeps compiled programs for the next process, where jax was told to, or in ~/.cache/jrl.
-
-    Call before the first compilation.
-    """
+    """Keeps compiled programs in jax's cache directory, or ~/.cache/jrl. Call it before the first compilation."""
     settings: Any = jax.config
     chosen = os.environ.get("JAX_COMPILATION_CACHE_DIR") or settings.jax_compilation_cache_dir
-    directory = chosen or str(Path.home() / ".cache" / "jrl" / "programs")
-    jax.config.update("jax_compilation_cache_dir", directory)
+    jax.config.update("jax_compilation_cache_dir", chosen or str(Path.home() / ".cache" / "jrl" / "programs"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -46,23 +46,17 @@ class Session(BaseSession):
 
     Args:
       cfg: config of the run.
-      restarts: number that differs between a run and its continuations; gives other seeds.
+      restarts, training_step, external: see `build.run`.
       callback_target: object that callbacks get as `algorithm`; None: this session.
       sinks: functions called with each result row, after callbacks; more can be appended.
       endless: continue beyond `stop.env_steps`.
-      training_step: function of an iteration; None: by the config.
       directory: run directory, for videos of evaluations; None: `run.out`.
       run: parts of the run; None: built from the config.
-      external: see `build.run`.
     Attributes:
-      config, run: config and parts of the run.
       state: LoopState, donated to the next call.
       iteration, clock: progress, up to the counted calls.
-      reporter: builds the result rows.
-      schedule: schedule of evaluations.
       workers, evaluation_workers: environments of training and of evaluations.
       rows_wait: whether each row waits for the latest call and includes it.
-      manual_steps: samples, updates and gradients outside of the iterations.
       version: version of the weights, increased by each change.
       result: latest result, after callbacks.
       met: name -> target of stop criteria that a row has met.
@@ -143,7 +137,7 @@ class Session(BaseSession):
         begin: bool = True,
         starts_over: bool = False,
     ) -> list[str]:
-        """Sets the initial state: from a checkpoint, with the weights of a checkpoint, or new.
+        """Sets the initial state: from a checkpoint, with the weights of one, or new. Returns notes for the user.
 
         Args:
           saved: checkpoint to continue from.
@@ -151,24 +145,21 @@ class Session(BaseSession):
           policy_only: copy no weights of value functions.
           begin: call `on_algorithm_init` of the callbacks.
           starts_over: whether this run replaces an attempt without a checkpoint; its files are deleted.
-        Returns:
-          Notes for the user.
         Raises:
           InputError: the checkpoint does not fit, or the evaluation environments cannot be made.
         """
         meta = checkpoint.read_meta(saved, resumable=True) if saved else None
         if meta and (self.run.policies.in_checkpoint or meta.get("policies_changed")):
             self._take_policies(meta)
-        cfg, program, notes = self.config, self.run.program, []
+        cfg, program, notes = self.config, self.run.program, list[str]()
         self._recompiles.start()
         self.schedule.prepare()
         state = program.init(cfg.run.seed)
         if saved and meta:
             from jrl.run.store import resume
 
-            notes = [
-                f"resume: {note}" for note in resume.describe_resume(saved, cfg, self.run.plan.learners, self.run.data)
-            ]
+            changes = resume.describe_resume(saved, cfg, self.run.plan.learners, self.run.checksums)
+            notes = [f"resume: {note}" for note in changes]
             kept = resume.restore_state(saved, cfg, program.keep(state), self.run.plan.learners)
             state = program.place(kept)
             notes.append(f"resume: from {saved} at {meta['env_steps']:,} steps")
@@ -182,7 +173,7 @@ class Session(BaseSession):
             learner, lines = resume.transfer_weights(weights, kept, policy_only=policy_only)
             notes = [f"init-from: {line}" for line in lines]
             state = program.assign(state, learner)
-        notes += self.run.data_notes
+        notes += self.run.inputs.notes if self.run.inputs else ()
         self.state = self.run.policies.ahead(program, state)
         if self.run.recorder:
             notes += self.run.recorder.begin(self._directory, self.iteration, starts_over=starts_over)
@@ -234,13 +225,10 @@ class Session(BaseSession):
         self._policies_changed = bool(meta.get("policies_changed"))
 
     def rebuild(self, cfg: RunConfig, given: Mapping[str, PyTree]) -> None:
-        """Rebuilds the run with other policies.
+        """Rebuilds the run with other policies; `given`: policy -> initial State.
 
         Policies keep their States and replays by name; counters and statistics are kept. Environments are reset.
 
-        Args:
-          cfg: config with the policies.
-          given: policy -> initial State.
         Raises:
           InputError: the mapping names an unknown policy, or the run cannot be built.
         """
@@ -301,16 +289,14 @@ class Session(BaseSession):
     def calls(self) -> Calls:
         """Returns the calls of the program, beginning with the present state."""
         if self._calls is None:
-            program = self.run.program
             self._calls = Calls(
-                program.rows,
-                program.iterations,
+                self.run.program,
                 self.state,
                 total_env_steps=self._total,
                 iteration=self.iteration,
                 clock=self.clock,
                 timers=self.timers,
-                prepare=functools.partial(self.run.policies.ahead, program),
+                prepare=functools.partial(self.run.policies.ahead, self.run.program),
             )
         return self._calls
 
@@ -342,9 +328,9 @@ class Session(BaseSession):
         return self.callback_list.ended if self.callback_list else None
 
     def _make_rows(self, info: StepInfo) -> str | None:
-        reached = self.schedule.reached(info)
-        if self.run.judge and (found := self.run.judge.after(info, self.run.learn.actor)):
-            self.reporter.extra.update(found)
+        reached = self.schedule.is_due(info)
+        if (judge := self.run.judge) and judge.is_due(info):
+            self.reporter.extra.update(judge.estimate(self.run.learn.actor(info.state.learner), info.iteration))
             reached = True
         # flush now: the league decides by this row, and validation metrics belong to these weights
         if self.run.policies.decides_by_row or self._validates or self.rows_wait:
@@ -446,7 +432,7 @@ class Session(BaseSession):
         metrics = {name: value for name, value in metrics.items() if not name.startswith(tuple(stale))}
         more = {"counted": self.env_steps, "rows": reporter.state(), "metrics": metrics, "met": dict(self.met)}
         more |= {"agent_steps": now.agent_steps} if run.spec.is_multi_agent else {}
-        more |= {"data": dict(run.data)} if run.data else {}
+        more |= {"data": run.checksums} if run.checksums else {}
         more |= {"policies_changed": True} if self._policies_changed else {}
         more |= {"devices": run.plan.learners, "guarantee": run.guarantee}
         return checkpoint.build_meta(cfg or self.config, spec or run.spec, counters=counts, **more)

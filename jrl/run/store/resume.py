@@ -37,7 +37,6 @@ def restore_learner(saved: Path, template: PyTree, *, allow_missing: bool = Fals
     """Returns the algorithm's State of a checkpoint, on the host.
 
     Args:
-      saved: checkpoint from `checkpoint.locate`.
       template: State of the wanted shapes and dtypes.
       allow_missing: take policies that the checkpoint lacks from `template`; False: raise.
     Raises:
@@ -83,7 +82,6 @@ def restore_state(saved: Path, cfg: RunConfig, template: LoopState, devices: int
     """Returns the state of a checkpoint, on the host.
 
     Args:
-      saved: checkpoint from `checkpoint.locate`.
       cfg: config of the continued run.
       template: initial state of the run, from `Program.keep`; its replay is used if the checkpoint has no replay.
       devices: number of learner devices of the run, which may differ from the checkpoint's.
@@ -95,8 +93,17 @@ def restore_state(saved: Path, cfg: RunConfig, template: LoopState, devices: int
     before, envs = meta["devices"], _other_num_envs(meta, cfg)
     is_kept = isinstance(template.replay, Kept)  # the latest rollouts, which the run soon replaces
     if envs:
-        filled = bool(jax.tree.leaves(wanted["replay"])) and not is_kept
-        _check_num_envs(saved, cfg.env.num_envs, envs, replay=filled, is_by_game=by_game(cfg.multi_agent))
+        fault = f"env.num_envs: expected {envs}, got {cfg.env.num_envs}"
+        if jax.tree.leaves(wanted["replay"]) and not is_kept:
+            raise InputError(
+                f"{fault}: the replay of {saved} has one column per environment: keep env.num_envs={envs}, or start "
+                "with an empty replay: --set checkpoint.replay=none"
+            )
+        if by_game(cfg.multi_agent):
+            raise InputError(
+                f"{fault}: the policy mapping of {saved} has a table of its environments' games: keep "
+                f"env.num_envs={envs}"
+            )
     if jax.tree.leaves(wanted["replay"]) and not (saved / "replay").is_dir():
         raise InputError(f"checkpoint: {saved} holds no replay: --set checkpoint.replay=none starts with an empty one")
     found = {"learner": restore_learner(saved, jax.device_get(template.learner), allow_missing=True)}
@@ -113,19 +120,6 @@ def _other_num_envs(meta: Mapping[str, Any], cfg: RunConfig) -> int | None:
     """Returns the checkpoint's number of environments, if the run has another number; else None."""
     found = (meta["config"].get("env") or {}).get("num_envs")
     return found if isinstance(found, int) and found != cfg.env.num_envs and not datasets.alone(cfg) else None
-
-
-def _check_num_envs(saved: Path, now: int, envs: int, *, replay: bool, is_by_game: bool) -> None:
-    fault = f"env.num_envs: expected {envs}, got {now}"
-    if replay:
-        raise InputError(
-            f"{fault}: the replay of {saved} has one column per environment: keep env.num_envs={envs}, or start "
-            "with an empty replay: --set checkpoint.replay=none"
-        )
-    if is_by_game:
-        raise InputError(
-            f"{fault}: the policy mapping of {saved} has a table of its environments' games: keep env.num_envs={envs}"
-        )
 
 
 def _restore_replay(saved: Path, wanted: PyTree, before: int, devices: int) -> PyTree:
@@ -293,7 +287,6 @@ def transfer_weights(saved: Path, state: PyTree, *, policy_only: bool = False) -
     """Copies parameters and statistics of equal name and shape from a checkpoint, for fine-tuning.
 
     Args:
-      saved: checkpoint from `checkpoint.locate`.
       state: initial State of the algorithm; its optimizer state and counters are kept.
       policy_only: keep the state's critics and value functions, too.
     Returns:

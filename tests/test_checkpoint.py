@@ -53,12 +53,11 @@ def test_a_checkpoint_gives_back_what_was_saved(tmp_path):
     assert len(meta["config_hash"]) == 16 and meta["config"]["env"]["id"] == "CartPole-v1"
 
 
-@pytest.mark.parametrize("names", [("x.y", "x"), ("x/y", "x"), ("~", "~0")])
-def test_names_that_are_alike_are_kept_apart(tmp_path, names):
+def test_names_that_are_alike_are_kept_apart(tmp_path):
     """Orbax joins the names on a path by dots: the arrays of {"x.y": a, "x": {"y": b}} had one name."""
-    one, two = names
     zeros, ones = np.zeros(2, np.float32), np.ones(2, np.float32)
-    tree = {"obs": {one: zeros, two: {"y": ones}}, "n": (np.uint32(1), np.uint32(2))}
+    pairs = {f"obs{i}": {one: zeros, two: {"y": ones}} for i, (one, two) in enumerate([("x.y", "x"), ("~", "~0")])}
+    tree = {**pairs, "n": (np.uint32(1), np.uint32(2))}
     meta = checkpoint.build_meta(CFG, SPEC, counters={"iteration": 1, "env_steps": 1, "time_s": 0.0})
     checkpoint.write(tmp_path / "1", {"learner": tree}, meta)
     found = checkpoint.restore(checkpoint.locate(tmp_path), "learner", tree)
@@ -80,11 +79,9 @@ def test_spaces_survive(tmp_path, monkeypatch):
     ("policy", "expected"),
     [
         ({}, [7, 8, 9]),
-        ({"keep_last": 1}, [9]),
         ({"keep_last": 1, "keep_every": 300}, [1, 3, 6, 9]),
         ({"keep_last": 2, "keep_best_by": "episode/return"}, [4, 8, 9]),
         ({"keep_last": 1, "keep_best_by": "episode/return", "keep_best": "min"}, [2, 9]),
-        ({"keep_last": 1, "keep_best_by": "evaluation/return"}, [9]),
     ],
 )
 def test_what_is_kept(policy, expected, tmp_path):
@@ -138,7 +135,7 @@ def test_a_full_disk_is_one_clear_error_and_leaves_the_checkpoint_before(error, 
     checkpoint.restore(checkpoint.locate(tmp_path), "learner", TREE)
 
 
-def test_a_save_that_failed_is_told_before_the_next(tmp_path, monkeypatch):
+def test_a_save_that_failed_is_told_before_the_next_and_a_rescue_that_fails_raises_nothing(tmp_path, monkeypatch):
     def fail(*args):
         raise OSError(28, "No space left on device", "disk")
 
@@ -149,16 +146,7 @@ def test_a_save_that_failed_is_told_before_the_next(tmp_path, monkeypatch):
             for _ in range(1000):
                 checkpoints.check()
                 time.sleep(0.01)
-
-
-def test_a_rescue_that_fails_says_so_and_raises_nothing(tmp_path, monkeypatch):
-    def full(*args):
-        raise OSError(28, "No space left on device", "disk")
-
-    monkeypatch.setattr(checkpoint, "write", full)
-    meta = checkpoint.build_meta(CFG, SPEC, counters={"iteration": 1, "env_steps": 100, "time_s": 0.0})
-    with Checkpointer(tmp_path) as checkpoints:
-        assert not checkpoints.rescue(2, {"learner": TREE}, meta)
+        assert not checkpoints.rescue(2, {"learner": TREE}, {"env_steps": 200})
 
 
 def test_what_improves(tmp_path):
@@ -214,34 +202,26 @@ def test_other_numbers_than_those_written_are_noticed(tmp_path):
         checkpoint.restore(tmp_path / "1", "learner", TREE)
 
 
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        ({**TREE, "w": np.zeros((2, 4), np.float32)}, r"w is float32\[2, 3\], not float32\[2, 4\]"),
-        ({"w": TREE["w"]}, "does not hold the learner state"),
-        ({**TREE, "more": TREE["w"]}, "does not hold the learner state"),
-    ],
-)
-def test_other_arrays_than_were_saved(template, message, tmp_path):
+def test_other_arrays_than_were_saved(tmp_path):
     save_all(tmp_path, [1])
-    with pytest.raises(InputError, match=message):
-        checkpoint.restore(tmp_path / "1", "learner", template)
+    fault = "does not hold the learner state"
+    other = {**TREE, "w": np.zeros((2, 4), np.float32)}, {"w": TREE["w"]}, {**TREE, "more": TREE["w"]}
+    for template, message in zip(other, (r"w is float32\[2, 3\], not float32\[2, 4\]", fault, fault), strict=True):
+        with pytest.raises(InputError, match=message):
+            checkpoint.restore(tmp_path / "1", "learner", template)
     with pytest.raises(InputError, match=r"does not hold the replay state .*\(it holds learner\)"):
-        checkpoint.restore(tmp_path / "1", "replay", template)
+        checkpoint.restore(tmp_path / "1", "replay", TREE)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "damaged or not made by jrl"),
-        ("[]", "damaged or not made by jrl"),
-        ('{"format": "1"}', "damaged or not made by jrl"),
-        ('{"format": 99}', "has format 99, this jrl reads up to 1: update jrl"),
-    ],
-)
-def test_what_jrl_did_not_write(text, message, tmp_path):
-    (tmp_path / "checkpoint.json").write_text(text)
-    with pytest.raises(InputError, match=message):
+def test_what_jrl_did_not_write(tmp_path):
+    (tmp_path / "7").mkdir()
+    texts = ["{", "[]", '{"format": "1"}', "[" * 100_000, "\0" * 5000, "", '{"format": 1, "iteration": 1e400}']
+    for text in texts:
+        (tmp_path / "7" / "checkpoint.json").write_text(text)
+        with pytest.raises(InputError, match=r"damaged or not made by jrl.*this run has no intact checkpoint"):
+            checkpoint.read_meta(checkpoint.locate(tmp_path))
+    (tmp_path / "7" / "checkpoint.json").write_text('{"format": 99}')
+    with pytest.raises(InputError, match="has format 99, this jrl reads up to 1: update jrl"):
         checkpoint.read_meta(checkpoint.locate(tmp_path))
 
 
@@ -291,14 +271,6 @@ def test_a_file_with_a_checksum_is_what_was_written(tmp_path):
     edited(tmp_path / "1", lambda m: m.update(env_steps=101), checksum=True)
     with pytest.raises(InputError, match="its checksum differs"):
         checkpoint.read_meta(tmp_path / "1")
-
-
-@pytest.mark.parametrize("text", ["[" * 100_000, "\0" * 5000, "", '{"format": 1, "iteration": 1e400}'])
-def test_what_a_power_cut_or_somebody_leaves(text, tmp_path):
-    (tmp_path / "7").mkdir()
-    (tmp_path / "7" / "checkpoint.json").write_text(text)
-    with pytest.raises(InputError, match="this run has no intact checkpoint"):
-        checkpoint.read_meta(tmp_path / "7")
 
 
 def test_a_damaged_checkpoint_names_the_latest_that_is_whole_and_does_not_stop_others(tmp_path):

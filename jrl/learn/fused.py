@@ -23,7 +23,7 @@ from jrl.learn.program import (
     role_key,
     role_keys,
     vector_key,
-)
+)  # fmt: skip
 from jrl.metrics import episodes as episode_metrics
 from jrl.rollout.sources import outside_compile_cache
 from jrl.rollout.unroll import Unroll, UnrollState

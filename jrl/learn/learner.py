@@ -26,7 +26,7 @@ from jrl.types import (
     Rollout,
     UpdateAux,
     drop_stale_normalized_obs,
-)
+)  # fmt: skip
 
 
 class Learner(NamedTuple):
@@ -250,12 +250,7 @@ def from_data_sets(algo: Algo, buffer: Buffer, *, axis_name: str | None = None) 
 
 
 def count_updates(algo: Algo, obs_stats: PyTree) -> Algo:
-    """Returns an Algo whose schedules count updates and whose observation statistics are fixed.
-
-    Args:
-      algo: algorithm whose State has the fields of `jrl.algos.agent.State` that are used here.
-      obs_stats: statistics of all data; () without normalisation.
-    """
+    """Returns an Algo whose schedules count updates, with fixed observation statistics; (): no normalisation."""
 
     def init(key: Key) -> PyTree:
         return dataclasses.replace(algo.init(key), obs_stats=obs_stats)

@@ -55,7 +55,6 @@ class Staged(Program):
         self._source_key: Key | None = None
         self._waits = parallel.must_wait(mesh)
         self._traced = False
-        self._kept_keys: tuple[tuple[int, int, int], tuple[Key, Key]] | None = None
 
     def init(self, seed: int) -> LoopState:
         def start(root):
@@ -83,12 +82,6 @@ class Staged(Program):
             report = reports[0] if len(reports) == 1 else episode_metrics.add_reports(reports)
         metrics = learned[0] if len(learned) == 1 else _mean(learned)
         return step.state, {**metrics, **self.source.metrics, **step.metrics}, report
-
-    def _keys(self, seed: int, iteration: int, call: int) -> tuple[Key, Key]:
-        which = seed, iteration, call
-        if self._kept_keys is None or self._kept_keys[0] != which:  # asked for twice in an iteration
-            self._kept_keys = which, super()._keys(seed, iteration, call)
-        return self._kept_keys[1]
 
     def collect(self, state: LoopState, seed: int, iteration: int, call: int = 0):
         timed, key = iteration % self._every == 1, self._keys(seed, iteration, call)[0]

@@ -21,20 +21,9 @@ from jrl.learn.program import LoopState, Program
 from jrl.metrics.timers import Timers
 from jrl.rollout import sources, unroll
 from jrl.rollout.source import Source
-from jrl.run import build_learner
-from jrl.run.build_collect import (
-    MakeSource,
-    algorithm_of_one,
-    close_all,
-    collecting,
-    make_source,
-    make_vectors,
-    watched,
-)
-from jrl.run.build_collect import algorithm as algorithm
-from jrl.run.build_collect import collector as collector
+from jrl.run import build_collect, build_learner
+from jrl.run.build_collect import MakeSource, algorithm, algorithm_of_one
 from jrl.run.build_collect import environment as environment
-from jrl.run.build_collect import runner_source as runner_source
 from jrl.run.plan import Plan
 from jrl.run.preflight import check_agents
 from jrl.types import Algo, EnvSpec, JaxEnv, Key, Rollout
@@ -131,13 +120,13 @@ def run(
     if training_step is None and cfg.custom.training_step:
         training_step = registry.load(cfg.custom.training_step, "custom.training_step")
     # pure environments are part of the program, a share on each device; EnvPool's may be of the program of one device
-    vectors = make_vectors(cfg, Sizes(cfg).num_pools(learners), restarts)
+    vectors = build_collect.make_vectors(cfg, Sizes(cfg).num_pools(learners), restarts)
     try:
         plan = Plan(cfg, vectors[0].spec, devices)
         check_agents(cfg, plan.spec, learners)
         learning = _learning(plan, vectors, callback_list)
     except InputError:
-        close_all(vectors)
+        build_collect.close_all(vectors)
         raise
     two = _why_two_programs(learning, is_custom=training_step is not None, callback_list=callback_list)
     if not two:
@@ -233,11 +222,11 @@ def _fused(learning: _Learning) -> Fused:
     place = plan.columns if plan.is_numbered else None
     return Fused(
         learning.learn,
-        unroll.make(env, algo.act, place=place, **collecting(plan, algo)),
+        unroll.make(env, algo.act, place=place, **build_collect.collecting(plan, algo)),
         plan.mesh,
         iterations=plan.iterations_per_call,
         rows=plan.rows,
-        close=lambda: close_all(learning.vectors),
+        close=lambda: build_collect.close_all(learning.vectors),
     )
 
 
@@ -300,11 +289,11 @@ def _in_two_programs(
     given: list[Any] = []  # the task of the others
 
     def source(key: Key, vectors: list[Any], count: int) -> Source:
-        made = make_source(latest[0], algo, timers, key, vectors, count, callback_list, make)
-        return watched(latest[0], made, algo, recorder, callback_list)
+        made = build_collect.make_source(latest[0], algo, timers, key, vectors, count, callback_list, make)
+        return build_collect.watched(latest[0], made, algo, recorder, callback_list)
 
     def remake(key: Key, count: int) -> Source:
-        made = source(key, make_vectors(latest[0].cfg, plan.pools, count), count)
+        made = source(key, build_collect.make_vectors(latest[0].cfg, plan.pools, count), count)
         for task in given:
             made.set_task(task)
         return made

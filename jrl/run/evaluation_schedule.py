@@ -30,7 +30,7 @@ class Schedule:
 
     Args:
       callback_target: object that callbacks and a custom evaluation function get as `algorithm`.
-      directory: run directory, for videos; None: `run.out`.
+      directory: run directory, for videos.
     Raises:
       InputError: see `Evaluations`.
     """

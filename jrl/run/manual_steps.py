@@ -117,21 +117,17 @@ def set_weights_by_id(session: BaseSession, method: str, weights: Mapping[str, A
 
 
 class ManualSteps:
-    """Makes the manual steps of one run."""
+    """Makes the manual steps of one run; `programs`: compiled programs by name, to be cleared when the run changes."""
 
     def __init__(self, session: BaseSession):
         self._session = session
         self._calls = _FIRST
-        self._programs: dict[str, Callable[..., Any]] = {}
-
-    def forget_programs(self) -> None:
-        """Drops the compiled programs, after a rebuild of the run."""
-        self._programs.clear()
+        self.programs: dict[str, Callable[..., Any]] = {}
 
     def _program(self, name: str, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-        if name not in self._programs:
-            self._programs[name] = make()
-        return self._programs[name]
+        if name not in self.programs:
+            self.programs[name] = make()
+        return self.programs[name]
 
     def _number(self) -> tuple[int, int, int]:
         """Returns (seed, iteration, number of this call), for keys."""
@@ -146,9 +142,7 @@ class ManualSteps:
     # ------------------------------------------------------------ sampling
 
     def sample(self) -> tuple[Rollout, Episodes]:
-        """Collects the next rollout [T, B] of all environments, on the host; training continues after the rollout.
-
-        Its steps are counted when the run learns from the rollout.
+        """Collects the next rollout [T, B] of all environments, on the host. Its steps are counted when it is learned.
 
         Raises:
           InputError: EnvPool steps the environments inside the program that learns, or there are no environments.

@@ -92,9 +92,9 @@ class Session(BaseSession):
             if loaded := callbacks.load(cfg.custom.callbacks):
                 self.callback_list = callbacks.CallbackList(loaded, keep_per_episode=cfg.run.keep_per_episode_metrics)
         self._task_fn = cfg.custom.env_task and registry.load(cfg.custom.env_task, "custom.env_task")
-        self._directory_of_videos, self._training_step, self._external = directory, training_step, external
-        self._build(cfg, restarts, run)
+        self._training_step, self._external = training_step, external
         self._directory = directory or (Path(cfg.run.out) if cfg.run.out else None)
+        self._build(cfg, restarts, run)
         self.iteration, self.clock = 0, Clock()
         self.result: dict[str, Any] | None = None
         self.met: dict[str, float] = {}
@@ -120,7 +120,7 @@ class Session(BaseSession):
     def _build(self, cfg: RunConfig, restarts: int, run: build.Run | None = None) -> None:
         self.config = cfg
         self._recompiles = runtime.Recompiles(cfg.run.max_recompiles)
-        self.schedule = Schedule(self, self.callback_list, self._callback_target, self._directory_of_videos)
+        self.schedule = Schedule(self, self.callback_list, self._callback_target, self._directory)
         self.run = run or build.run(
             cfg, timers=self.timers, restarts=restarts, callback_list=self.callback_list,
             training_step=self._training_step, external=self._external,
@@ -239,7 +239,7 @@ class Session(BaseSession):
         self.schedule.close()
         self.run.program.close()
         self._build(cfg, self.iteration + 1)
-        self.manual_steps.forget_programs()
+        self.manual_steps.programs.clear()
         self._recompiles.start()
         self.schedule.prepare()
         program = self.run.program
@@ -320,14 +320,14 @@ class Session(BaseSession):
         A row covers the previous calls, since the latest call is still running. A row with an evaluation waits for the
         latest call and includes it, so that the row belongs to the evaluated weights.
         """
-        return self._make_rows(info) or self.end_reason
+        return self._make_row(info) or self.end_reason
 
     @property
     def end_reason(self) -> str | None:
         """Returns the reason of a callback to end the run, or None."""
         return self.callback_list.ended if self.callback_list else None
 
-    def _make_rows(self, info: StepInfo) -> str | None:
+    def _make_row(self, info: StepInfo) -> str | None:
         reached = self.schedule.is_due(info)
         if (judge := self.run.judge) and judge.is_due(info):
             self.reporter.extra.update(judge.estimate(self.run.learn.actor(info.state.learner), info.iteration))

@@ -127,11 +127,7 @@ class Worker(LearnerMethods):
     # ------------------------------------------------------------ weights, filters, policies
 
     def get_weights(self, policies: Sequence[str] | None = None) -> dict[str, Any]:
-        """Returns weights by policy, numpy arrays, for `set_weights`; in an env runner, fields of the ActorState.
-
-        Args:
-          policies: ids of policies; None: all policies.
-        """
+        """Returns numpy weights by policy (None: all), for `set_weights`; in an env runner, of the ActorState."""
         wanted = self.policies.ids if policies is None else [self.policies.resolve(name) for name in policies]
         if (session := self._session) is not None:
             return {name: session.get_weights(name if session.policies else None) for name in wanted}
@@ -142,8 +138,7 @@ class Worker(LearnerMethods):
     def get_filters(self, flush_after: bool = False) -> dict[str, Any]:
         """Returns the observation statistics of its ActorState, by policy; () without `normalize_obs`.
 
-        Args:
-          flush_after: ignored, for RLlib's callers: there is only one copy of the statistics.
+        `flush_after` is ignored, for RLlib's callers: there is only one copy of the statistics.
         """
         actors = self.policies.split(jax.device_get(self._actor()))
         return {name: getattr(actor, "obs_stats", ()) for name, actor in actors.items()}
@@ -240,11 +235,9 @@ class Workers:
         raise _missing(self, name)
 
     def foreach_worker(self, func: Callable[[Worker], Any], *, local_worker: bool = True) -> list[Any]:
-        """Returns `func(worker)` of each worker, called in its process or thread.
+        """Returns `func(worker)` of each worker, called in its process or thread; `func` is pickled for env runners.
 
-        Args:
-          func: function of a Worker; pickled for env runners.
-          local_worker: ignored, for RLlib's callers.
+        `local_worker` is ignored, for RLlib's callers.
         """
         return self.foreach_worker_with_index(lambda worker, index: func(worker))
 

@@ -1,8 +1,5 @@
 """Checkpointer: writes the checkpoints of a run in the background, and deletes old checkpoints.
 
-    with Checkpointer(run_dir / "checkpoints", CheckpointConfig(keep_last=3)) as checkpoints:
-        checkpoints.save(iteration, {"learner": state}, meta)
-
 A save is atomic: it writes to a temporary directory, which is renamed at the end.
 """
 
@@ -25,7 +22,6 @@ class Checkpointer:
     """Writes the checkpoints of one run. A context manager, whose exit waits for the unfinished save.
 
     Args:
-      directory: directory of the checkpoints.
       keep: rules for deleting checkpoints.
       pool: writer pool shared by several runs, closed by the caller; None: own thread.
     Attributes:
@@ -79,11 +75,7 @@ class Checkpointer:
         self.last_saved = iteration
 
     def wait(self) -> None:
-        """Waits until the unfinished save is complete.
-
-        Raises:
-          InputError: the save could not be written. Earlier checkpoints remain.
-        """
+        """Waits for the unfinished save. Raises InputError: it could not be written; earlier checkpoints remain."""
         pending, self._pending = self._pending, None
         if pending is not None:
             try:

@@ -60,7 +60,7 @@ class Offline(Program):
             self._rows = self._filled()
             if self._held_out is not None and self._held_out.data is not None:
                 self._held_out_rows = parallel.shard(self._held_out.data.fill(), self.mesh)
-        return LoopState(learned, self._initial_bare(), ())
+        return LoopState(learned, self._initial_changing(), ())
 
     @functools.cached_property
     def _start(self) -> jax.stages.Wrapped:
@@ -70,7 +70,7 @@ class Offline(Program):
     def _filled(self) -> PyTree:
         return parallel.shard(self._data.fill(), self.mesh)
 
-    def _initial_bare(self) -> PyTree:
+    def _initial_changing(self) -> PyTree:
         return jax.tree.map(jnp.copy, self._data.without_rows(self._rows))
 
     @property
@@ -78,43 +78,54 @@ class Offline(Program):
         assert self.learner.data is not None
         return self.learner.data
 
-    def _body(self, learned: PyTree, bare: PyTree, rows: PyTree, apart: PyTree, root: Key, iteration: Any, count: Any):
+    def _body(
+        self,
+        learned: PyTree,
+        changing: PyTree,
+        rows: PyTree,
+        held_out_rows: PyTree,
+        root: Key,
+        iteration: Any,
+        count: Any,
+    ):
         """Makes `count` updates from number `iteration` on; also returns validation metrics after them."""
         rows = own_replay(rows, self.learner)
         keys = keys_of(root, iteration, self.iterations)
 
         def update(state: tuple[PyTree, PyTree], i: Any):
-            learned, bare = state
+            learned, changing = state
             key = UpdateKeys(*jax.tree.map(lambda x: x[i], keys))
-            learned, replay, metrics = self.learner.step(learned, self._data.with_rows(bare, rows), None, key)
+            learned, replay, metrics = self.learner.step(learned, self._data.with_rows(changing, rows), None, key)
             metrics.pop("train/updates")
             return (learned, self._data.without_rows(replay)), metrics
 
-        (learned, bare), total = repeat_updates(update, (learned, self._own(bare, rows)), count)
+        (learned, changing), total = repeat_updates(update, (learned, self._own(changing, rows)), count)
         metrics = {name: x / count for name, x in total.items()}
         if self._held_out is not None:
-            metrics |= self._validated(self._held_out, learned, apart, root, iteration)
-        return learned, joined_replay(bare), metrics
+            metrics |= self._validated(self._held_out, learned, held_out_rows, root, iteration)
+        return learned, joined_replay(changing), metrics
 
-    def _own(self, bare: PyTree, rows: PyTree) -> PyTree:
-        return jax.tree.map(lambda x, like: x.reshape(like.shape), bare, self._data.without_rows(rows))
+    def _own(self, changing: PyTree, rows: PyTree) -> PyTree:
+        return jax.tree.map(lambda x, like: x.reshape(like.shape), changing, self._data.without_rows(rows))
 
-    def _one_sample(self, bare: PyTree, rows: PyTree, key: Key) -> PyTree:
+    def _one_sample(self, changing: PyTree, rows: PyTree, key: Key) -> PyTree:
         rows = own_replay(rows, self.learner)
         assert self.learner.sample is not None
-        return self.learner.sample(self._data.with_rows(self._own(bare, rows), rows), key)
+        return self.learner.sample(self._data.with_rows(self._own(changing, rows), rows), key)
 
     def sampled(self, state: LoopState, key: Key) -> PyTree:
         """Draws a batch of all devices, as an update does."""
         return self._sample(state.replay, self._rows, key)
 
-    def _validated(self, held_out: Learner, learned: PyTree, apart: PyTree, root: Key, iteration: Any) -> Metrics:
+    def _validated(
+        self, held_out: Learner, learned: PyTree, held_out_rows: PyTree, root: Key, iteration: Any
+    ) -> Metrics:
         """Returns the metrics of updates on held-out data, without making the updates."""
-        apart = own_replay(apart, held_out)
+        held_out_rows = own_replay(held_out_rows, held_out)
 
         def body(total: Metrics, i: Any):
             key = jax.random.fold_in(role_key(root, Role.VALIDATE, iteration), i)
-            _, _, metrics = held_out.step(learned, apart, None, key)
+            _, _, metrics = held_out.step(learned, held_out_rows, None, key)
             return total, metrics
 
         metrics = jax.lax.scan(body, {}, jnp.arange(self._batches))[1]
@@ -123,8 +134,8 @@ class Offline(Program):
     def advance(self, state: LoopState, seed: int, iteration: int, count: int = 1):
         numbers = np.uint32(iteration), np.uint32(count)
         out = self._advance(state.learner, state.replay, self._rows, self._held_out_rows, self._roots[seed], *numbers)
-        learned, bare, metrics = jax.block_until_ready(out) if self._waits else out
-        return LoopState(learned, bare, ()), self._counted(metrics, iteration + count), self._report(count)
+        learned, changing, metrics = jax.block_until_ready(out) if self._waits else out
+        return LoopState(learned, changing, ()), self._counted(metrics, iteration + count), self._report(count)
 
     def _counted(self, metrics: Metrics, updates: int) -> Metrics:
         return {**metrics, "train/updates": np.uint32(updates), "data/epoch": np.float32(updates / self._epoch)}

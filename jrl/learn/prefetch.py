@@ -16,7 +16,7 @@ _UPDATES = 32  # updates per prefetched block; the devices hold the batches of t
 
 
 class Prefetched(Offline):
-    """Offline's updates, bit for bit, on batches drawn ahead of them, and therefore without priorities.
+    """Offline's updates, bit for bit, on batches that are drawn ahead, and therefore without priorities.
 
     The host draws the batches of the next `_UPDATES` updates while the devices learn from the present ones. Held-out
     data are on the devices.
@@ -43,7 +43,7 @@ class Prefetched(Offline):
             part = lambda d: jax.tree.map(lambda x, own: x.reshape(self._devices, *own.shape)[d], full, like)
             return [part(d) for d in range(self._devices)]
 
-    def _initial_bare(self) -> PyTree:
+    def _initial_changing(self) -> PyTree:
         return ()
 
     def _sampled(self, rows: list[PyTree], root: Key, count: int, first: Any) -> PyTree:
@@ -70,9 +70,9 @@ class Prefetched(Offline):
 
         return repeat_updates(update, learned, count)
 
-    def _held_out_metrics(self, learned: PyTree, apart: PyTree, root: Key, iteration: Any):
+    def _held_out_metrics(self, learned: PyTree, held_out_rows: PyTree, root: Key, iteration: Any):
         assert self._held_out is not None
-        return self._validated(self._held_out, learned, apart, root, iteration)
+        return self._validated(self._held_out, learned, held_out_rows, root, iteration)
 
     def _fetch(self, root: Key, first: int) -> PyTree:
         with jax.default_device(self._host):

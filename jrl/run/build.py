@@ -33,8 +33,9 @@ if TYPE_CHECKING:  # parts that most runs do not have: imported where they are m
     from jrl.envs import task as tasks
     from jrl.learn.fused import Fused
     from jrl.learn.staged import Step
-    from jrl.run import data_output, estimates
+    from jrl.run import data_output
     from jrl.run.data_sets import Inputs
+    from jrl.run.estimates import ScheduledEstimates
 
 GUARANTEES = {
     "bitwise": "resume continues exactly: the environments are part of a checkpoint",
@@ -53,15 +54,15 @@ class Run(NamedTuple):
     program: Program
     backend: str  # how the environments are stepped, in words
     in_program: bool  # whether they are stepped inside a compiled program
-    replay: str  # what the replay buffer takes, in words; "" without
-    guarantee: str  # what a resumed run has in common with one that was never interrupted: a key of GUARANTEES
-    learn: learner.Learner  # of one device
+    replay: str  # size of the replay buffer, in words; "": no replay
+    guarantee: str  # key of GUARANTEES: how a resumed run continues
+    learn: learner.Learner  # learner of one device
     # (state, curriculum function, result row, a number that differs from call to call) -> state: see `jrl.envs.task`
     apply_task: Callable[[LoopState, tasks.TaskFn, dict[str, Any], int], LoopState]
     programs: str  # whether one program collects and learns or two do, and why, in words
-    note: str = ""  # what callbacks cannot have in this run, in words; "" for nothing
-    recorder: data_output.Recorder | None = None  # of `data.output`
-    judge: estimates.ScheduledEstimates | None = None  # of `data.estimate`
+    note: str = ""  # limits of callbacks in this run, in words
+    recorder: data_output.Recorder | None = None  # `data.output`
+    estimates: ScheduledEstimates | None = None  # `data.estimate`
     inputs: Inputs | None = None  # data sets of `data.input`
     # the program of a config that differs in floats of its algorithm, which may be traced; None: there is none
     rebuild_with: Callable[[RunConfig], Fused] | None = None
@@ -260,7 +261,7 @@ def _from_data(cfg: RunConfig, devices: parallel.Devices, callback_list: callbac
         in_program=True,
         guarantee="data",
         apply_task=apply_task,
-        judge=estimates.build_estimates(plan, found, algo),
+        estimates=estimates.build_estimates(plan, found, algo),
         programs="one program draws from the data, another learns"
         if made.on_host
         else "one program draws from the data and learns",
@@ -302,7 +303,7 @@ def _in_two_programs(
 
     staged = Staged(
         learning.learn,
-        # as `Staged.restart` does: environments written in JAX are those of their key
+        # the key of `Staged.restart`, which seeds environments written in JAX
         lambda key: source(jax.random.fold_in(key, restarts) if restarts else key, vectors, restarts),
         plan.mesh,
         rows=plan.counted_columns * plan.learned_length,
@@ -364,7 +365,7 @@ def _why_two_programs(learning: _Learning, *, is_custom: bool, callback_list: ca
         return ""
     # EnvPool's too, where one process steps them for one device and an iteration is short: with a rollout of a few rows
     # and a few gradient steps, dispatching two programs takes a quarter of the time. A pool is a constant of its
-    # program: where pools are made anew, the program that holds one is a small one
+    # program: if pools are replaced, only a small program is compiled again
     if plan.learners > 1:
         return "each device acts in a pool of its own"
     if learning.algo.on_policy:

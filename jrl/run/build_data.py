@@ -29,10 +29,10 @@ class Made(NamedTuple):
     """Parts of a run from data alone."""
 
     learn: learner.Learner
-    held_out: learner.Learner | None  # of the episodes that are kept from learning
+    held_out: learner.Learner | None  # learner on validation data
     on_host: bool  # the data lie in the host's memory
     epoch: float  # updates that draw as many rows as there are steps
-    size: str  # of the data and what they take, in words
+    size: str  # size of the data, and their memory, in words
 
 
 def inputs(cfg: RunConfig) -> Inputs:
@@ -97,7 +97,7 @@ def of_stores(
       stores: data sets by the names of `datasets.shares`.
       devices: number of devices that learn.
       batch: rows of a sample on one device.
-      online: one device's replay of the run's own experience, which stands first; None: there is none.
+      online: one device's replay of the run's own experience, the first part of the buffer; None: there is none.
     """
     cfg, replay = sizes.cfg, sizes.cfg.replay
     rows_of = datasets.counts(datasets.shares(cfg.data), batch)

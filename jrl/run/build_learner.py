@@ -179,10 +179,10 @@ def guarded(on_nonfinite: str, algo: Algo, like: PyTree, make: Callable[[Algo], 
 
 
 def frame_stack(cfg: RunConfig, spec: EnvSpec) -> ring.FrameStack | None:
-    """Counts the images of an observation that are frames of a stack: what is known of EnvPool's Atari, or as told.
+    """Returns the frame stacks of observations, by `replay.frame_stack` or by the options of EnvPool's Atari.
 
     Raises:
-      InputError: replay could not put such stacks together again.
+      InputError: replay cannot rebuild such stacks.
     """
     from jrl.envs import envpool_env
     from jrl.replay import ring

@@ -198,7 +198,7 @@ def _add_history(options: Mapping[str, Any], spec: EnvSpec, store: EpisodeStore,
     order = np.argsort(-store.lengths(), kind="stable")
     starts, lengths = store.offsets[:-1][order], store.lengths()[order]
     memory, reward = found.empty(len(order)), store.reward.astype(np.float32)
-    for step in range(int(lengths[0]) + 1):  # of all episodes that are so long at once
+    for step in range(int(lengths[0]) + 1):  # all episodes of this length at once
         rows = starts[: np.searchsorted(-lengths, -step, "right")] + step
         before = np.maximum(rows - 1, 0)
         memory = at(memory, slice(len(rows)))

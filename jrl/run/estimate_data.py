@@ -92,7 +92,7 @@ def _report(args: argparse.Namespace, methods: tuple[str, ...]) -> tuple["Estima
     store = data.read(args.paths, args.source_format)
     try:
         store = data_sets.prepared(cfg, store, spec)
-    except InputError as e:  # of a run that names its data
+    except InputError as e:  # its fix names keys of a run
         fix = "give data of the environment that the policy was trained in"
         raise InputError(
             *(text.removeprefix("data.input: ").replace(data_sets.OTHER_ENV, fix) for text in e.errors)

@@ -164,9 +164,9 @@ class Schedule:
         if self._callbacks:
             self._callbacks.call("on_evaluate_start", algorithm=self._callback_target)
         actor = self._session.actor()
-        judge = self._session.run.judge
-        if judge and judge.with_evaluations:
-            self._estimated = judge.estimate(actor, self._session.iteration)
+        estimates = self._session.run.estimates
+        if estimates and estimates.with_evaluations:
+            self._estimated = estimates.estimate(actor, self._session.iteration)
         if self._videos:
             self._videos.begin(actor, self._session.counted())
         return actor

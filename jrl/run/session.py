@@ -191,8 +191,8 @@ class Session(BaseSession):
             time_s=meta["time_s"] if meta else 0.0,
         )
         self.schedule.start()
-        if self.run.judge:
-            self.run.judge.begin(self.env_steps, self.steps_per_call)
+        if self.run.estimates:
+            self.run.estimates.begin(self.env_steps, self.steps_per_call)
         if saved and meta:
             try:
                 self.reporter.restore(meta["rows"], self.timers)
@@ -329,8 +329,8 @@ class Session(BaseSession):
 
     def _make_row(self, info: StepInfo) -> str | None:
         reached = self.schedule.is_due(info)
-        if (judge := self.run.judge) and judge.is_due(info):
-            self.reporter.extra.update(judge.estimate(self.run.learn.actor(info.state.learner), info.iteration))
+        if (estimates := self.run.estimates) and estimates.is_due(info):
+            self.reporter.extra.update(estimates.estimate(self.run.learn.actor(info.state.learner), info.iteration))
             reached = True
         # flush now: the league decides by this row, and validation metrics belong to these weights
         if self.run.policies.decides_by_row or self._validates or self.rows_wait:

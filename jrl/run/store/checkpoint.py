@@ -518,7 +518,7 @@ def state_parts(state: LoopState, section: CheckpointConfig, given: MultiAgentCo
 
 
 def kept_policies(learner: PyTree, section: CheckpointConfig, given: MultiAgentConfig | None) -> PyTree:
-    """Returns what a checkpoint holds of an algorithm's State: of several policies those that learn, if so told."""
+    """Returns the State that a checkpoint stores: with `checkpoint.policies: trainable`, the policies that learn."""
     if section.policies == "all" or not isinstance(learner, dict):
         return learner
     frozen = set(multi_agent.followers(given)) - set(multi_agent.learning(given))

@@ -189,7 +189,7 @@ def _report_end(args: argparse.Namespace, member: "Member", interrupted: interru
     has_checkpoint = checkpoint.exists(directory)
     typed = shlex.quote(str(directory))
     # a callback is not a criterion
-    missed = args.as_test and (not reason or reason == member.session.ended)
+    missed = args.as_test and (not reason or reason == member.session.end_reason)
     without_update = ""
     if member.fault:
         print(
@@ -207,8 +207,8 @@ def _report_end(args: argparse.Namespace, member: "Member", interrupted: interru
         if missed:
             criteria = (f"{name} {value:g}" for name, value in cfg.stop.items() if name != key)
             print(f"not met within the step budget: {', '.join(criteria)}")
-        if not reason or reason != member.session.ended:
-            without_update = reporter.without_update(member.session.reporter.row or {}, cfg.replay)
+        if not reason or reason != member.session.end_reason:
+            without_update = reporter.explain_no_update(member.session.reporter.row or {}, cfg.replay)
     where = "" if cfg.env.id else " --set env.id=NAME"
     if has_checkpoint and (best := _describe_best(directory)):
         print(best)
@@ -358,12 +358,12 @@ def _run(
         stack.enter_context(session)
         member = runner.Member(session, directory, watchdog)
         member.open_checkpoints(stack)
-        print(*run_directory.introduction(session, verbose=args.verbose > 0), sep="\n")
+        print(*run_directory.describe(session, verbose=args.verbose > 0), sep="\n")
         for note in session.start(saved, weights, policy_only=args.policy_only, starts_over=starts_over):
             print(note)
         # after the checkpoint is known to fit: nothing in the directory changes before
         window = cfg.run.smoothing_episodes
-        sinks = run_directory.displays(stack, directory, transcript, cfg.stop, window=window)
+        sinks = run_directory.open_displays(stack, directory, transcript, cfg.stop, window=window)
         sinks += [_print_stages] if args.verbose else []
         rows_until = session.reporter.row_steps if meta or starts_over else None
         member.open(stack, rows_until, *sinks, extra=row_keys)

@@ -147,10 +147,10 @@ def collect_alone(cfg: config.RunConfig, collector: str) -> Measured:
     import jax
 
     from jrl.metrics import episodes
-    from jrl.run import build
+    from jrl.run import build_collect
 
     cfg = dataclasses.replace(cfg, rollout=dataclasses.replace(cfg.rollout, collector=collector))
-    source, actor = build.collector(cfg)
+    source, actor = build_collect.collector(cfg)
     source.next(actor, jax.random.key(0))
 
     def measure(seconds: float) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def _since(began: float) -> float:
 def train(session: Session, until: float = float("inf")) -> None:
     """To the end of the step budget, or until so many calls have been made."""
     while session.iteration < until and (info := session.advance()):
-        session.after(info)
+        session.finish_call(info)
 
 
 def train_and_look_at_actions(session: Session) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def train_and_resume(session: Session) -> dict[str, Any]:
     """Trains, with a checkpoint on half of the way, and once more from there; compares what there is at the end."""
     info = session.advance()
     assert info is not None
-    session.after(info)
+    session.finish_call(info)
     each = max(1, session.counted())  # steps of a call
     train(session, until=session.iteration * ((Sizes(session.config).total_steps or 0) // (2 * each)))
     with tempfile.TemporaryDirectory() as directory:

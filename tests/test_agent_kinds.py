@@ -361,7 +361,7 @@ def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path, cap
 
 
 def test_the_table_of_parameters_has_each_policy():
-    names = [row.name for row in network_table.rows(made())]
+    names = network_table.parameters(made())
     assert {name.partition(".")[0] for name in names} == {"hunter", "prey"}
 
 

@@ -115,30 +115,26 @@ def test_an_encoder_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
 COLOURS = np.arange(2 * 4 * 3, dtype=np.uint8).reshape(2, 4, 3) * 10
 
 
-@pytest.mark.parametrize(
-    ("frame", "expected"),
-    [
-        (np.dstack([COLOURS, COLOURS[..., :1]]), COLOURS),
+def test_frames_of_other_kinds_are_converted():
+    grey = np.repeat(COLOURS[..., 1:2], 3, 2)
+    for frame, expected in (
+        (np.dstack([COLOURS, COLOURS[..., :1]]), COLOURS),  # with transparency
         (COLOURS / 255, COLOURS),
-        (COLOURS.astype(np.float32), COLOURS),
-        (COLOURS[..., 1], np.repeat(COLOURS[..., 1:2], 3, 2)),
-        (COLOURS[..., 1:2], np.repeat(COLOURS[..., 1:2], 3, 2)),
+        (COLOURS.astype(np.float32), COLOURS),  # floats up to 255
+        (COLOURS[..., 1], grey),
+        (COLOURS[..., 1:2], grey),
         (COLOURS.astype(np.int64), COLOURS),
         (COLOURS.tolist(), COLOURS),
         (COLOURS > 100, (COLOURS > 100) * 255),
         (np.full((2, 4, 3), np.nan), np.zeros((2, 4, 3))),
-    ],
-    ids=["rgba", "floats", "floats to 255", "grey", "one channel", "int64", "lists", "flags", "nan"],
-)
-def test_frames_of_other_kinds_are_converted(frame, expected):
-    found = render.Frames().picture(frame)
-    assert found.dtype == np.uint8
-    np.testing.assert_array_equal(found, expected)
+    ):
+        found = render.Frames().picture(frame)
+        assert found.dtype == np.uint8
+        np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize(
-    ("frame", "said"),
-    [
+def test_a_frame_that_is_no_picture_is_named_with_shape_and_dtype():
+    for frame, said in (
         (None, "frame 2 is None:"),
         ("x", "frame 2 is str"),
         (np.zeros((3, 2, 5), np.uint8), "frame 2 is ndarray [3, 2, 5] of uint8:"),
@@ -147,15 +143,12 @@ def test_frames_of_other_kinds_are_converted(frame, expected):
         (COLOURS.astype(int) * 300, "of int64 from 0 to 69000"),
         ([[1], [1, 2]], "frame 2 is list"),
         (COLOURS.astype(object), "of object"),
-    ],
-    ids=["none", "text", "channels first", "empty", "a pixel", "large", "ragged", "objects"],
-)
-def test_a_frame_that_is_no_picture_is_named_with_shape_and_dtype(frame, said):
-    frames = render.Frames()
-    frames.picture(COLOURS)
-    with pytest.raises(InputError) as e:
-        frames.picture(frame)
-    assert said in str(e.value) and "return a picture" in str(e.value)
+    ):
+        frames = render.Frames()
+        frames.picture(COLOURS)
+        with pytest.raises(InputError) as e:
+            frames.picture(frame)
+        assert said in str(e.value) and "return a picture" in str(e.value)
 
 
 def test_frames_that_change_their_size_and_metadata_of_any_kind(tmp_path):
@@ -241,21 +234,18 @@ def test_a_gif_shows_50_frames_per_second_at_most(tmp_path):
     assert reds(tmp_path / "a.gif") == [(20 * i, 20) for i in (0, 2, 4, 6, 8, 9)]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_bad_input_exits_with_2(painted, tmp_path, capsys):
+    for arguments, message in (
         (["--out", "video.avi"], "video.avi: expected a name that ends in .mp4 or .gif"),
         (["--episodes", "0"], "--episodes: expected more than 0, got 0"),
         (["--max-steps", "-1"], "--max-steps: expected more than 0, got -1"),
         (["--fps", "nan"], "--fps: expected more than 0, got nan"),
         (["--fps", "1e9"], "--fps: expected a number in [0.01, 1000], got 1e+09"),
         (["--out", "/proc/x/video.gif"], "--out: cannot write to /proc/x/video.gif: No such file"),
-        (["--best", "--out", "{tmp}/a.gif"], "has the metric of its checkpoint.keep_best_by"),
-    ],
-)
-def test_bad_input_exits_with_2(painted, tmp_path, capsys, arguments, message):
-    assert record.main([str(painted), *(a.format(tmp=tmp_path) for a in arguments)]) == 2
-    assert message in capsys.readouterr().err
+        (["--best", "--out", f"{tmp_path}/a.gif"], "has the metric of its checkpoint.keep_best_by"),
+    ):
+        assert record.main([str(painted), *arguments]) == 2
+        assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -99,7 +99,7 @@ def test_stacks_that_replay_cannot_rebuild_end_the_run():
 
 
 def test_stop_at_waits_for_a_full_window():
-    stop = reporters.stop_at({"env_steps": 5, "episode/return": 9.5, "loss/value": 2.0})
+    stop = reporters.end_by_criteria({"env_steps": 5, "episode/return": 9.5, "loss/value": 2.0})
     row = {"env_steps": 100, "episode/return": 10.0, "episode/window": episodes.WINDOW - 1, "loss/value": 1.0}
     assert stop(row) is None
     assert stop(row | {"episode/window": episodes.WINDOW}) == "episode/return 10 reached 9.5"
@@ -110,14 +110,14 @@ def test_stop_at_waits_for_a_full_window():
 
 @pytest.mark.parametrize("name", ["agent/a_0/return", "agent/a_0/length", "policy/main.1/return"])
 def test_stop_at_waits_for_the_window_of_an_agent_or_policy(name):
-    stop, window = reporters.stop_at({name: 9.5}), f"{name.rpartition('/')[0]}/window"
+    stop, window = reporters.end_by_criteria({name: 9.5}), f"{name.rpartition('/')[0]}/window"
     row = {"env_steps": 100, name: 10.0, "episode/window": episodes.WINDOW, window: episodes.WINDOW - 1}
     assert stop(row) is None
     assert stop(row | {window: episodes.WINDOW}) == f"{name} 10 reached 9.5"
     del row[window]  # of a run of before, which the report reads
     assert stop(row) is not None and stop(row | {"episode/window": 3}) is None
     of_a_loss = {"env_steps": 100, "episode/window": 3, "policy/main.1/loss/length": 10.0}
-    assert reporters.stop_at({"policy/main.1/loss/length": 9.5})(of_a_loss) is not None
+    assert reporters.end_by_criteria({"policy/main.1/loss/length": 9.5})(of_a_loss) is not None
 
 
 def waited_for(before, after):
@@ -129,21 +129,21 @@ def waited_for(before, after):
 
 def test_reached_by_the_call_that_takes_the_run_there():
     """Only calls that may get there are waited for; nothing is made up for."""
-    due, found, waited = reporters.reached(100, most=60), [], []
+    due, found, waited = reporters.every_steps(100, most=60), [], []
     for before, after in ((0, 30), (30, 55), (55, 110), (110, 170), (170, 199), (199, 450), (450, 460), (460, 500)):
         call, waits = waited_for(before, after)
         found += [after] if due(call) else []
         waited += [before] if waits else []
     assert found == [110, 450, 500]
     assert waited == [55, 170, 199, 450, 460]
-    late = reporters.reached(100, env_steps=250)  # a call that takes more than `most`
+    late = reporters.every_steps(100, env_steps=250)  # a call that takes more than `most`
     assert [late(waited_for(before, before + 30)[0]) for before in (250, 280, 310, 340)] == [False, False, True, False]
 
 
 def test_seconds_passed(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(reporters.time, "monotonic", lambda: now[0])
-    due, called = reporters.seconds_passed(10), []
+    due, called = reporters.every_seconds(10), []
     for now[0] in (5.0, 11.0, 12.0, 20.0, 21.5):
         called += [now[0]] if due(info_of(0, 10, 1)) else []
     assert called == [11.0, 21.5]

@@ -15,7 +15,7 @@ import pytest
 from jrl import config, train
 from jrl.learn import parallel
 from jrl.metrics import loggers
-from jrl.run import build
+from jrl.run import build, build_collect
 from jrl.run.store import checkpoint
 
 HERE = Path(__file__).parent
@@ -104,7 +104,7 @@ def test_pools_have_the_environments_of_one_pool():
     load = lambda *more: config.load(None, ["env.id=CartPole-v1", "stop.env_steps=1000", *more], algo="ppo")
     observations = []
     for devices in ([0], [0, 1], [0, 1, 2, 3]):
-        source, actor = build.collector(load(f"devices.learners={devices}", "env.num_envs=8"))
+        source, actor = build_collect.collector(load(f"devices.learners={devices}", "env.num_envs=8"))
         rollout, _ = source.next(actor, jax.random.key(0))
         observations.append(np.asarray(rollout.obs[0]))
         source.close()

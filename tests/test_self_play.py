@@ -197,7 +197,7 @@ def run_on(session, calls):
     """Advances, and returns how many copies there were after each call."""
     found = []
     for _ in range(calls):
-        session.after(session.advance())
+        session.finish_call(session.advance())
         found.append(int(self_play.on_host(session.state).copies))
     return found
 

@@ -233,7 +233,7 @@ def test_teams_play_against_copies_of_themselves():
     ) as session:
         session.start()
         for _ in range(8):
-            session.after(session.advance())
+            session.finish_call(session.advance())
         session.reporter.flush()
         row = session.reporter.row
         assert set(session.policies) == {"main", "main-1", "main-2"}

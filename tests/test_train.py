@@ -159,13 +159,13 @@ def test_a_run_ends_with_the_weights_that_met_its_criterion(parallel, tmp_path):
 
 
 def test_a_run_without_a_checkpoint_does_not_advertise_one(tmp_path, capsys, monkeypatch):
-    call = Session.call
+    call = Session.dispatch
 
     def hang_up(self, count):
         os.kill(os.getpid(), signal.SIGHUP)  # the terminal is closed
         return call(self, count)
 
-    monkeypatch.setattr(Session, "call", hang_up)
+    monkeypatch.setattr(Session, "dispatch", hang_up)
     options = ["--set=checkpoint.exact=true", "--set=checkpoint.every=100000", "--stop=env_steps=50000"]
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where the suite runs under nohup
     try:

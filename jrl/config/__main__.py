@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.network:
             from jrl.run import network_table  # imports jax
 
-            print(*network_table.lines(network_table.rows(cfg)), sep="\n")
+            print(*network_table.lines(network_table.parameters(cfg)), sep="\n")
             return 0
         if args.command == "show":
             print(config.to_yaml(cfg, origins=origins), end="")

@@ -23,7 +23,7 @@ from jrl.learn.program import (
     role_key,
     role_keys,
     vector_key,
-)
+)  # fmt: skip
 from jrl.metrics import episodes as episode_metrics
 from jrl.rollout.sources import outside_compile_cache
 from jrl.rollout.unroll import Unroll, UnrollState
@@ -36,8 +36,6 @@ class Fused(Program):
     Args:
       learner: learner made with axis_name=parallel.AXIS.
       unroll: unroll over the environments of one device; if not pure, there must be a single device.
-      mesh: devices.
-      iterations: iterations per call, without Python in between.
       rows: T * B over all devices.
       close: closes the environments.
     """
@@ -50,7 +48,7 @@ class Fused(Program):
         *,
         iterations: int,
         rows: int,
-        close: Callable[[], None] | None = None,
+        close: Callable[[], None] = lambda: None,
     ):
         super().__init__(learner, mesh, rows=rows)
         self.unroll, self.iterations = unroll, iterations
@@ -59,7 +57,7 @@ class Fused(Program):
             raise ValueError(
                 f"mesh: expected one device, as the environments are not pure, got {mesh.size}: use Staged"
             )
-        self._close = close
+        self._close_environments = close
         self._initial_source: UnrollState | None = None  # result of `init`; impure environments cannot be made again
         self._advance: Callable[..., Any] | None = None
         self._waits = parallel.must_wait(mesh)
@@ -69,15 +67,9 @@ class Fused(Program):
         root = jax.random.key(seed)
         source = () if pure else self._environments(root)  # not while tracing: the reset runs on the host
         if self._advance is None:
-            mapped = parallel.pmap(
-                self.body,
-                self.mesh,
-                self._in_specs,
-                self._out_specs,
-                donate_argnums=(0,),
-                loops=pure and self.learner.sample is not None,
-                pure=pure,
-            )
+            loops = pure and self.learner.sample is not None
+            specs = self._in_specs, self._out_specs
+            mapped = parallel.pmap(self.body, self.mesh, *specs, donate_argnums=(0,), loops=loops, pure=pure)
             if pure:  # compile in a thread while the state is made
                 counts = [jax.ShapeDtypeStruct((), jnp.uint32)] * 2
                 shapes = (*jax.eval_shape(self._start, root, source), *counts)
@@ -101,9 +93,8 @@ class Fused(Program):
     def init_state(self, root: Key, source: PyTree = ()) -> LoopState:
         """Returns the initial state of a run; `source` are the environments if they are not pure."""
         source = self._environments(root) if self.unroll.pure else source
-        return LoopState(
-            self.learner.init(role_key(root, Role.INIT)), empty_replay(self.learner, self._devices), source
-        )
+        learned = self.learner.init(role_key(root, Role.INIT))
+        return LoopState(learned, empty_replay(self.learner, self._devices), source)
 
     _specs = LoopState(parallel.REPLICATED, parallel.PER_DEVICE, parallel.PER_DEVICE)
     _in_specs = (_specs, parallel.REPLICATED, parallel.REPLICATED, parallel.REPLICATED)
@@ -177,12 +168,8 @@ class Fused(Program):
         replay = parallel.shard(self._with_data(state.replay), self.mesh)
         return LoopState(learned, replay, parallel.shard(source, self.mesh))
 
-    def restart(self, count: int) -> None:
-        """Does nothing: checkpoints store these environments."""
-
     def close(self) -> None:
-        if self._close is not None:
-            self._close()
+        self._close_environments()
 
 
 def _mine(tree: PyTree) -> PyTree:

@@ -26,7 +26,7 @@ from jrl.types import (
     Rollout,
     UpdateAux,
     drop_stale_normalized_obs,
-)
+)  # fmt: skip
 
 
 class Learner(NamedTuple):
@@ -141,7 +141,9 @@ def transform_rollouts(learner: Learner, transforms: Sequence[Callable[[Rollout]
     def step(state: PyTree, replay: PyTree, rollout: Rollout, key: Key):
         for transform in transforms:
             like, rollout = rollout, transform(rollout)
-            _same_shapes(transform, like, rollout)
+            if (before := _shapes(like)) != (after := _shapes(rollout)):
+                name = getattr(transform, "__qualname__", transform)
+                raise TypeError(f"{name}: expected the rollout's shapes and dtypes {before}, got {after}")
             rollout = drop_stale_normalized_obs(like, rollout)
         return learner.step(state, replay, rollout, key)
 
@@ -159,7 +161,6 @@ def report_blocked_actions(
 
     Args:
       learner: learner of rollouts in environments of `spec`.
-      spec: specification of the environments.
       axis_name: mapped axis over devices; None: no such axis.
       observed: rollout observations -> observations of `spec`; None: the identity.
     """
@@ -209,11 +210,19 @@ def transform_batches(algo: Algo, transforms: Sequence[Callable[[Any], Any]], *,
     return algo._replace(update=update)
 
 
-def _same_shapes(transform: Callable, before: Rollout, after: Rollout) -> None:
-    kind = lambda tree: jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), tree)
-    if kind(before) != kind(after):
-        name = getattr(transform, "__qualname__", transform)
-        raise TypeError(f"{name}: expected the rollout's shapes and dtypes {kind(before)}, got {kind(after)}")
+def _shapes(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), tree)
+
+
+def _sample_own(buffer: Buffer, axis_name: str | None) -> Callable[[PyTree, Key], PyTree]:
+    """Returns the buffer's `sample`, with a key of its own for each device."""
+
+    def sample(replay, key):
+        if axis_name is not None:
+            key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
+        return buffer.sample(replay, key)
+
+    return sample
 
 
 def from_data_sets(algo: Algo, buffer: Buffer, *, axis_name: str | None = None) -> Learner:
@@ -227,10 +236,7 @@ def from_data_sets(algo: Algo, buffer: Buffer, *, axis_name: str | None = None) 
       A Learner whose `step` gets None as rollout.
     """
 
-    def sample(replay, key):
-        if axis_name is not None:
-            key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
-        return buffer.sample(replay, key)
+    sample = _sample_own(buffer, axis_name)
 
     def step(state: PyTree, replay: PyTree, rollout: None, key: Key | UpdateKeys):
         sample_key, update_key = key if isinstance(key, UpdateKeys) else jax.random.split(key)
@@ -244,12 +250,7 @@ def from_data_sets(algo: Algo, buffer: Buffer, *, axis_name: str | None = None) 
 
 
 def count_updates(algo: Algo, obs_stats: PyTree) -> Algo:
-    """Returns an Algo whose schedules count updates and whose observation statistics are fixed.
-
-    Args:
-      algo: algorithm whose State has the fields of `jrl.algos.agent.State` that are used here.
-      obs_stats: statistics of all data; () without normalisation.
-    """
+    """Returns an Algo whose schedules count updates, with fixed observation statistics; (): no normalisation."""
 
     def init(key: Key) -> PyTree:
         return dataclasses.replace(algo.init(key), obs_stats=obs_stats)
@@ -290,10 +291,7 @@ def off_policy(
     if ingest is None:
         raise ValueError("Algo.ingest: expected a function (state, rollout) -> state, got None: replay needs one")
 
-    def sample(replay, key):
-        if axis_name is not None:
-            key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
-        return buffer.sample(replay, key)
+    sample = _sample_own(buffer, axis_name)
 
     def split(key: Key | UpdateKeys, i: Any) -> tuple[Key, Key]:
         """Returns the keys of the sample and of the update of gradient step i."""

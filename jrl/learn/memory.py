@@ -54,20 +54,19 @@ def check_rows(row: int, envs: int, length: int, *, kept: int = 1, batch: int = 
 
 
 def check_fits(make: Callable[[int], Buffer], capacity: int, *, devices: int = 1, beside: int = 0) -> str:
-    """Returns a message with the size of a replay buffer, if it fits.
+    """Returns a message with the size of a replay buffer, if it fits. Nothing is allocated.
 
     Args:
-      make: capacity over all devices -> buffer of one device. Nothing is allocated.
+      make: capacity over all devices -> buffer of one device.
       capacity: rows over all devices.
       devices: number of local devices, each with a buffer.
       beside: bytes of rollouts and batches on one device; see `check_rows`.
     Raises:
-      InputError: it does not fit; names the largest capacity that does.
+      InputError: it does not fit; names a capacity that does.
     """
     device = jax.local_devices()[0]
     shared = devices if device.platform == "cpu" else 1  # CPU devices share the host's memory
-    size = lambda capacity: nbytes(make(capacity)) * shared
-    free, needed = available(device), size(capacity)
+    free, needed = available(device), nbytes(make(capacity)) * shared
     where = "" if shared == devices else f" on each of {devices} devices"
     words = f"{capacity:,} transitions take {machine.format_bytes(needed)}{where}"
     if free is None:
@@ -75,21 +74,9 @@ def check_fits(make: Callable[[int], Buffer], capacity: int, *, devices: int = 1
     left = machine.SHARE * free - beside
     if needed > left:
         also = f", {machine.format_bytes(beside)} of them for a rollout and a batch" if beside > 0.01 * free else ""
+        fits = int(capacity * max(left, 0) / needed)
+        fits -= fits % 10 ** max(len(str(fits)) - 2, 0)
         raise InputError(
-            f"replay.capacity: {words}, but {machine.format_bytes(free)} are free{also}: "
-            f"at most {_largest(size, capacity, left):,} would fit"
+            f"replay.capacity: {words}, but {machine.format_bytes(free)} are free{also}: about {fits:,} would fit"
         )
     return f"replay: {words}, {machine.format_bytes(free)} are free"
-
-
-def _largest(size: Callable[[int], int], capacity: int, room: float) -> int:
-    """Returns the largest capacity with two significant digits that needs at most `room` bytes; 0 if none does."""
-    while capacity > 0:
-        capacity = min(int(capacity * room / size(capacity)), capacity - 1)
-        capacity -= capacity % 10 ** max(len(str(capacity)) - 2, 0)
-        try:
-            if size(capacity) <= room:
-                return capacity
-        except InputError:  # too small for a buffer
-            return 0
-    return 0

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from jrl.learn import parallel
 from jrl.learn.learner import Data, Learner, UpdateKeys, trace_once
 from jrl.learn.program import LoopState, Program, Role, joined_replay, own_replay, role_key
 from jrl.metrics import episodes as episode_metrics
-from jrl.types import Episodes, Key, Metrics, PyTree, Rollout
+from jrl.types import Episodes, Key, Metrics, PyTree
 
 VALIDATION = "validation/"  # prefix of metrics on held-out data
 
@@ -25,8 +26,6 @@ class Offline(Program):
 
     Args:
       learner: learner of `learner.from_data_sets`, made with axis_name=parallel.AXIS.
-      mesh: devices.
-      iterations: maximum number of updates per call.
       held_out: learner on validation data: reports metrics, changes nothing; None: no validation.
       batches: validation batches per call.
       epoch: updates that draw as many rows as the data have, for the metric `data/epoch`.
@@ -61,7 +60,7 @@ class Offline(Program):
             self._rows = self._filled()
             if self._held_out is not None and self._held_out.data is not None:
                 self._held_out_rows = parallel.shard(self._held_out.data.fill(), self.mesh)
-        return LoopState(learned, self._initial_bare(), ())
+        return LoopState(learned, self._initial_changing(), ())
 
     @functools.cached_property
     def _start(self) -> jax.stages.Wrapped:
@@ -71,7 +70,7 @@ class Offline(Program):
     def _filled(self) -> PyTree:
         return parallel.shard(self._data.fill(), self.mesh)
 
-    def _initial_bare(self) -> PyTree:
+    def _initial_changing(self) -> PyTree:
         return jax.tree.map(jnp.copy, self._data.without_rows(self._rows))
 
     @property
@@ -79,53 +78,54 @@ class Offline(Program):
         assert self.learner.data is not None
         return self.learner.data
 
-    def _body(self, learned: PyTree, bare: PyTree, rows: PyTree, apart: PyTree, root: Key, iteration: Any, count: Any):
+    def _body(
+        self,
+        learned: PyTree,
+        changing: PyTree,
+        rows: PyTree,
+        held_out_rows: PyTree,
+        root: Key,
+        iteration: Any,
+        count: Any,
+    ):
         """Makes `count` updates from number `iteration` on; also returns validation metrics after them."""
         rows = own_replay(rows, self.learner)
-        learned, bare, total = self._updates(learned, self._own(bare, rows), rows, root, iteration, count)
+        keys = keys_of(root, iteration, self.iterations)
+
+        def update(state: tuple[PyTree, PyTree], i: Any):
+            learned, changing = state
+            key = UpdateKeys(*jax.tree.map(lambda x: x[i], keys))
+            learned, replay, metrics = self.learner.step(learned, self._data.with_rows(changing, rows), None, key)
+            metrics.pop("train/updates")
+            return (learned, self._data.without_rows(replay)), metrics
+
+        (learned, changing), total = repeat_updates(update, (learned, self._own(changing, rows)), count)
         metrics = {name: x / count for name, x in total.items()}
         if self._held_out is not None:
-            metrics |= self._validated(self._held_out, learned, apart, root, iteration)
-        return learned, joined_replay(bare), metrics
+            metrics |= self._validated(self._held_out, learned, held_out_rows, root, iteration)
+        return learned, joined_replay(changing), metrics
 
-    def _updates(self, learned: PyTree, bare: PyTree, rows: PyTree, root: Key, first: Any, count: Any):
-        """Returns the states after `count` updates, and the sums of their metrics."""
-        keys = keys_of(root, first, self.iterations)
+    def _own(self, changing: PyTree, rows: PyTree) -> PyTree:
+        return jax.tree.map(lambda x, like: x.reshape(like.shape), changing, self._data.without_rows(rows))
 
-        def drawn(learned: PyTree, bare: PyTree, i: Any):
-            key = UpdateKeys(*jax.tree.map(lambda x: x[i], keys))
-            learned, replay, metrics = self.learner.step(learned, self._data.with_rows(bare, rows), None, key)
-            metrics.pop("train/updates")
-            return learned, self._data.without_rows(replay), metrics
-
-        def body(i, carry):
-            learned, bare, total = carry
-            learned, bare, metrics = one(learned, bare, i)
-            return learned, bare, jax.tree.map(jnp.add, total, metrics)
-
-        one, (_, _, shapes) = trace_once(drawn, learned, bare, jax.ShapeDtypeStruct((), jnp.uint32))
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        return jax.lax.fori_loop(jnp.uint32(0), count, body, (learned, bare, zeros))
-
-    def _own(self, bare: PyTree, rows: PyTree) -> PyTree:
-        return jax.tree.map(lambda x, like: x.reshape(like.shape), bare, self._data.without_rows(rows))
-
-    def _one_sample(self, bare: PyTree, rows: PyTree, key: Key) -> PyTree:
+    def _one_sample(self, changing: PyTree, rows: PyTree, key: Key) -> PyTree:
         rows = own_replay(rows, self.learner)
         assert self.learner.sample is not None
-        return self.learner.sample(self._data.with_rows(self._own(bare, rows), rows), key)
+        return self.learner.sample(self._data.with_rows(self._own(changing, rows), rows), key)
 
     def sampled(self, state: LoopState, key: Key) -> PyTree:
         """Draws a batch of all devices, as an update does."""
         return self._sample(state.replay, self._rows, key)
 
-    def _validated(self, held_out: Learner, learned: PyTree, apart: PyTree, root: Key, iteration: Any) -> Metrics:
+    def _validated(
+        self, held_out: Learner, learned: PyTree, held_out_rows: PyTree, root: Key, iteration: Any
+    ) -> Metrics:
         """Returns the metrics of updates on held-out data, without making the updates."""
-        apart = own_replay(apart, held_out)
+        held_out_rows = own_replay(held_out_rows, held_out)
 
         def body(total: Metrics, i: Any):
             key = jax.random.fold_in(role_key(root, Role.VALIDATE, iteration), i)
-            _, _, metrics = held_out.step(learned, apart, None, key)
+            _, _, metrics = held_out.step(learned, held_out_rows, None, key)
             return total, metrics
 
         metrics = jax.lax.scan(body, {}, jnp.arange(self._batches))[1]
@@ -134,8 +134,8 @@ class Offline(Program):
     def advance(self, state: LoopState, seed: int, iteration: int, count: int = 1):
         numbers = np.uint32(iteration), np.uint32(count)
         out = self._advance(state.learner, state.replay, self._rows, self._held_out_rows, self._roots[seed], *numbers)
-        learned, bare, metrics = jax.block_until_ready(out) if self._waits else out
-        return LoopState(learned, bare, ()), self._counted(metrics, iteration + count), self._report(count)
+        learned, changing, metrics = jax.block_until_ready(out) if self._waits else out
+        return LoopState(learned, changing, ()), self._counted(metrics, iteration + count), self._report(count)
 
     def _counted(self, metrics: Metrics, updates: int) -> Metrics:
         return {**metrics, "train/updates": np.uint32(updates), "data/epoch": np.float32(updates / self._epoch)}
@@ -145,19 +145,6 @@ class Offline(Program):
         report = dataclasses.replace(self._empty_report, steps=np.full((), count, np.int32))
         return jax.tree.map(lambda x: np.asarray(x)[None], report)
 
-    def collect(
-        self, state: LoopState, seed: int, iteration: int, call: int = 0
-    ) -> tuple[LoopState, Rollout, Episodes]:
-        """Raises RuntimeError: there are no environments."""
-        raise RuntimeError("collect: the run learns from data sets alone and has no environments")
-
-    def learn(self, state: LoopState, rollout: Rollout, seed: int, iteration: int, call: int = 0):
-        """Raises RuntimeError: nothing is added to data sets."""
-        raise RuntimeError("learn: the run learns from data sets alone and takes no rollouts")
-
-    def discontinue(self, state: LoopState) -> LoopState:
-        return state
-
     def keep(self, state: LoopState) -> LoopState:
         return LoopState(self.learner.keep(state.learner), state.replay, ())
 
@@ -165,11 +152,17 @@ class Offline(Program):
         learned = parallel.replicate(self.learner.resume(state.learner), self.mesh)
         return LoopState(learned, parallel.shard(state.replay, self.mesh), ())
 
-    def restart(self, count: int) -> None:
-        """Does nothing: there are no environments."""
 
-    def close(self) -> None:
-        """Does nothing: there are no environments."""
+def repeat_updates(update: Callable[..., tuple[PyTree, Metrics]], state: PyTree, count: Any) -> tuple[PyTree, Metrics]:
+    """Repeats `state, metrics = update(state, i)` for i = 0 .. count - 1; returns the state and the sums of metrics."""
+    update, (_, shapes) = trace_once(update, state, jax.ShapeDtypeStruct((), jnp.uint32))
+
+    def body(i, carry):
+        state, metrics = update(carry[0], i)
+        return state, jax.tree.map(jnp.add, carry[1], metrics)
+
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    return jax.lax.fori_loop(jnp.uint32(0), count, body, (state, zeros))
 
 
 def keys_of(root: Key, first: Any, count: int) -> UpdateKeys:

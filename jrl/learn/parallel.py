@@ -58,7 +58,7 @@ def devices(
     fake: int | None = None,
     of_cpu: int = 1,
 ) -> Devices:
-    """Returns the devices of this machine that learn, and those that act.
+    """Returns the devices of this machine that learn, and the devices that act.
 
     Args:
       learners: indices of the learning devices; None: all accelerators, else the fake devices, else the CPU.
@@ -71,9 +71,7 @@ def devices(
     """
     if fake is not None:
         _fake(fake)
-    elif (
-        of_cpu > 1 and learners is None and _FORCED not in os.environ.get("XLA_FLAGS", "") and not runtime.has_started()
-    ):
+    elif of_cpu > 1 and learners is None and not (_FORCED in os.environ.get("XLA_FLAGS", "") or runtime.has_started()):
         jax.config.update("jax_num_cpu_devices", of_cpu)
     found = jax.local_devices()
     if fake is None and learners is None and found[0].platform == "cpu":
@@ -83,12 +81,10 @@ def devices(
 
     def choose(key: str, indices: Sequence[int]) -> tuple[jax.Device, ...]:
         if max(indices) >= len(found):
-            have = (
-                f"there are {len(found)} ({found[0].platform})" if len(found) > 1 else f"there is {found[0].platform}:0"
-            )
             raise InputError(
-                f"devices.{key}: expected indices of devices, got {list(indices)}, but {have}: use 0 .. "
-                f"{len(found) - 1}, or devices.fake={max(indices) + 1} to try it on the CPU"
+                f"devices.{key}: expected indices of devices, got {list(indices)}, but there are {len(found)} "
+                f"({found[0].platform}): use 0 .. {len(found) - 1}, or devices.fake={max(indices) + 1} to try it on "
+                "the CPU"
             )
         return tuple(found[i] for i in indices)
 
@@ -110,11 +106,7 @@ def _fake(count: int) -> None:
 
 
 def make_mesh(devices: int | Sequence[jax.Device] = 1) -> Mesh:
-    """Makes a mesh of these devices, or of the first n local devices; 0: all of them.
-
-    Raises:
-      InputError: there are too few devices.
-    """
+    """Makes a mesh of these devices, or of the first n local devices; 0: all. Raises InputError: there are fewer."""
     if isinstance(devices, int):
         found = jax.local_devices()
         if devices > len(found):
@@ -147,7 +139,6 @@ def pmap(
 
     Args:
       body: function of this device's part of each argument.
-      mesh: mesh from `make_mesh`.
       in_specs, out_specs: a PartitionSpec per argument or leaf: REPLICATED, PER_DEVICE, ROLLOUT.
       donate_argnums: arguments whose buffers the outputs reuse.
       loops: whether a call repeats many updates: a single GPU then runs the loop without the host.
@@ -191,8 +182,11 @@ def _known(name: str, value: str | bool) -> bool:
 
 def place_outputs(fn: Callable, mesh: Mesh, specs: Any) -> jax.stages.Wrapped:
     """Jits `fn`, unmapped, with outputs placed on the mesh by `specs`, a prefix of their tree."""
-    shardings = jax.tree.map(lambda s: NamedSharding(mesh, s), specs, is_leaf=lambda x: isinstance(x, P))
-    return jax.jit(fn, out_shardings=shardings)
+    return jax.jit(fn, out_shardings=_shardings(mesh, specs))
+
+
+def _shardings(mesh: Mesh, specs: Any) -> Any:
+    return jax.tree.map(lambda s: NamedSharding(mesh, s), specs, is_leaf=lambda x: isinstance(x, P))
 
 
 def with_shardings(shapes: PyTree, mesh: Mesh, specs: Any) -> Any:
@@ -206,16 +200,12 @@ def with_shardings(shapes: PyTree, mesh: Mesh, specs: Any) -> Any:
 
 
 def compile_ahead(fn: jax.stages.Wrapped, args: tuple[Any, ...], mesh: Mesh, specs: Any) -> Callable:
-    """Compiles a jitted `fn` in a thread, while the caller prepares its arguments.
+    """Compiles a function of `pmap` in a thread; returns a function that waits for the compilation.
 
     Args:
-      fn: function from `pmap`.
       args: shapes and dtypes of the arguments (ShapeDtypeStructs).
       mesh, specs: placement of the arguments, a PartitionSpec per argument or leaf.
-    Returns:
-      A function of the arguments that waits for the compilation.
     """
-
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]  # defined at run time
         return fn  # runs operation by operation, for breakpoints
 
@@ -242,11 +232,7 @@ _copies = jax.jit(lambda leaves: [jnp.copy(x) for x in leaves])
 
 def shard(tree: PyTree, mesh: Mesh, specs: Any = PER_DEVICE) -> PyTree:
     """Splits leaves over the devices, by default along their leading axis."""
-    if isinstance(specs, P):
-        return jax.device_put(tree, NamedSharding(mesh, specs))
-    is_spec = lambda x: isinstance(x, P)
-    shardings = jax.tree.map(lambda s: NamedSharding(mesh, s), specs, is_leaf=is_spec)
-    return jax.device_put(tree, shardings)
+    return jax.device_put(tree, _shardings(mesh, specs))
 
 
 def deal(parts: Sequence[Rollout], mesh: Mesh) -> Rollout:
@@ -290,22 +276,19 @@ def _by_columns(fn: Callable, *rollouts: Rollout) -> Any:
 
 
 def _split(part: Rollout, pieces: int) -> list[Rollout]:
-    if any(isinstance(x, jax.Array) for x in jax.tree.leaves(part)):
-        return _split_arrays(part, pieces)
-    return [_piece(part, i, pieces) for i in range(pieces)]  # views
+    on_device = any(isinstance(x, jax.Array) for x in jax.tree.leaves(part))
+    return _split_arrays(part, pieces) if on_device else _split_views(part, pieces)
 
 
-def _piece(part: Rollout, i: int, pieces: int) -> Rollout:
-    def take(axis, x):
+def _split_views(part: Rollout, pieces: int) -> list[Rollout]:
+    def piece(i: int, axis: int, x: Any) -> Any:
         size = x.shape[axis] // pieces
         return x[i * size : (i + 1) * size] if axis == 0 else x[:, i * size : (i + 1) * size]
 
-    return _by_columns(take, part)
+    return [_by_columns(functools.partial(piece, i), part) for i in range(pieces)]
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _split_arrays(part: Rollout, pieces: int) -> list[Rollout]:
-    return [_piece(part, i, pieces) for i in range(pieces)]
+_split_arrays = jax.jit(_split_views, static_argnums=1)
 
 
 @jax.jit

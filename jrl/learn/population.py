@@ -1,8 +1,7 @@
-"""Runs that differ in their seed and in floats alone, as one program: members of a population.
+"""Population: runs that differ only in their seed and in floats, as one program.
 
-The program is the fused iteration of one run (fused.py), vmapped over the members and dealt to the devices, each of
-which has some of them whole and needs nothing of the others. Each member's own Program is a view of its place: it
-keeps, places and acts like any.
+The program is the fused iteration of one run (fused.py), vmapped over the members. Each device has some members. The
+Program of a member is a view of its place in the common state.
 """
 
 import concurrent.futures
@@ -21,7 +20,7 @@ from jrl.host import machine
 from jrl.learn import memory, parallel
 from jrl.learn.fused import Fused
 from jrl.learn.program import LoopState, Program
-from jrl.types import Episodes, Key, Metrics, PyTree, Rollout
+from jrl.types import Episodes, Key, Metrics, PyTree
 
 _MEMBERS = "member"  # the axis of the mesh
 _FEW = 4  # the part of a program's members that is few enough for a smaller program
@@ -35,11 +34,11 @@ class Population:
     """The state of all members [S, ...], and the program that advances it.
 
     Args:
-      fused: of one device, of the first member, whose environments are pure.
+      fused: program of the first member, on one device, with pure environments.
       with_values: floats of one member, which may be traced -> its Fused.
-      seeds: [S].
-      floats: those in which members differ, [S] f32 each; () where none do.
-      devices: that members are dealt to, as far as there is a member for each.
+      seeds: seeds of the members.
+      floats: the floats in which members differ, [S] f32 each; () if there are none.
+      devices: devices of the members, as far as there is a member for each.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class Population:
         self._deal()
 
     def _deal(self) -> None:
-        """Deals the members to the devices: makes the programs of those that have some."""
+        """Makes the programs that advance the present members."""
         self._compiled: jax.stages.Compiled | None = None
         # the second axis is the one device of a member's learner, over which its collectives are
         self._mesh = Mesh(np.asarray(self._devices[: len(self._places)]).reshape(-1, 1), (_MEMBERS, parallel.AXIS))
@@ -75,10 +74,9 @@ class Population:
     # ------------------------------------------------------------ beginning
 
     def memory(self) -> int | None:
-        """Counts the bytes that a member takes of its device while all are advanced, and compiles the program for it.
+        """Compiles the program; returns the bytes of a member on its device, None if the backend does not report them.
 
-        Nothing is allocated. The state counts twice: a copy is held of members that wait for others. None: the backend
-        does not tell.
+        The state counts twice: a copy is held of members that wait for others.
         """
         floats, root = jax.eval_shape(lambda: self._own(0))
         state = jax.eval_shape(self._begun, floats, root)
@@ -96,7 +94,7 @@ class Population:
         return taken * self._mesh.devices.size // width
 
     def fits(self) -> int | None:
-        """Counts the members that the free memory holds at once; None if nobody can tell how much that is."""
+        """Returns the number of members that fit the free memory; None: unknown."""
         device, count = self._devices[0], len(self._devices)
         free, of_one = memory.available(device), self.memory()
         if free is None or of_one is None:
@@ -123,7 +121,7 @@ class Population:
             self._write(i, begun(i))
 
     def _width(self, members: int) -> int:
-        """Places: so many that each device has as many as the others."""
+        """Returns the number of places, a multiple of the number of devices."""
         devices = self._mesh.devices.size
         return -(-members // devices) * devices
 
@@ -144,12 +142,7 @@ class Population:
         self._write(self._places[member], state)
 
     def copy(self, source: int, target: int, numbers: PyTree) -> None:
-        """Lets a member go on from another's state, with floats of its own.
-
-        Args:
-          source, target: members.
-          numbers: `build_population.numbers` of the target's config from now on.
-        """
+        """Copies a member's state to another, whose `build_population.numbers` are `numbers` from now on."""
         self.put(target, self.of(source))
         values = dict(enumerate(jax.tree.leaves(numbers)))
         self._floats = {i: x.at[target].set(np.float32(values[i])) for i, x in self._floats.items()}
@@ -163,19 +156,19 @@ class Population:
         places = np.array([self._places[i] for i in members])
         self._places = {member: place for place, member in enumerate(members)}
         self._deal()
-        places = np.resize(places, self._width(len(members)))  # what fills up a device is somebody once more
+        places = np.resize(places, self._width(len(members)))  # repeats members up to the width
         taken = jax.jit(lambda tree: jax.tree.map(lambda x: x[places], tree))(self._state)
         self._state = jax.device_put(taken, NamedSharding(self._mesh, _OWN))
 
     def narrow(self, ended_at: Sequence[float], iteration: int) -> None:
-        """Goes on in a smaller program before an iteration where few members have been left for long.
+        """Continues in a smaller program if few members have been left for many iterations.
 
-        The ends alone decide it: members that come back from their checkpoints are as many to a program as they were,
-        whose number may be in the last bit of what is computed.
+        Only the ends decide, since the width of a program may affect the last bit: a resumed population has the same
+        width.
 
         Args:
-          ended_at: iteration at which each member ended, by number; inf: it goes on.
-          iteration: of the members that go on, which are all as far.
+          ended_at: iteration at which each member ended; inf: it is running.
+          iteration: iteration of the running members.
         """
         while True:
             ends = sorted(ended_at[number] for number in self.members)
@@ -198,13 +191,11 @@ class Population:
     def advance(
         self, calls: Mapping[int, tuple[int, int]], *, hold: bool = False
     ) -> dict[int, tuple[Metrics, Episodes]]:
-        """Makes a call of each member that is named: (iteration, count), in one program where these are equal.
+        """Advances members; returns metrics and episodes by member, on the host.
 
         Args:
-          calls: by member.
-          hold: the other members stay where they are. Without it their states are worth nothing afterwards.
-        Returns:
-          Metrics and episodes of the call by member, on the host.
+          calls: member -> (iteration, count); one program advances members with equal calls.
+          hold: whether to keep the states of other members, which are invalid afterwards otherwise.
         """
         found: dict[int, tuple[Metrics, Episodes]] = {}
         alike = list(dict.fromkeys(calls.values()))
@@ -240,12 +231,11 @@ class Population:
         return self._of_floats(floats).body(state, root, iteration, count)
 
     def close(self) -> None:
-        """Ends the environments."""
         self.fused.close()
 
 
 def _of_one(body: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Maps `body` over the only member of a device: the program of one run, which vmap would word otherwise."""
+    """Maps `body` over the only member of a device, without vmap: the program is that of one run."""
 
     def over(floats: PyTree, state: LoopState, roots: Key, iteration: Any, count: Any):
         floats, state, root = jax.tree.map(lambda x: x[0], (floats, state, roots))
@@ -255,7 +245,7 @@ def _of_one(body: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
 
 def _written(tree: PyTree, one: PyTree, place: jax.Array) -> PyTree:
-    """Replaces one of a device's members, if its place is here."""
+    """Replaces the member at `place`, if this device has it."""
     count = jax.tree.leaves(tree)[0].shape[0]
     mine = place - count * jax.lax.axis_index(_MEMBERS)
     mine = jnp.where((mine >= 0) & (mine < count), mine, count)  # beyond the end nothing is written
@@ -273,7 +263,7 @@ def _chosen(mine: jax.Array, new: PyTree, old: PyTree) -> PyTree:
 
 
 class MemberPlace:
-    """A member's state, read when it is asked for: it has the fields of a LoopState."""
+    """A member's state, read on demand, with the fields of a LoopState."""
 
     def __init__(self, population: Population, member: int):
         self._population, self._member = population, member
@@ -284,7 +274,7 @@ class MemberPlace:
 
 
 class MemberProgram(Program):
-    """A member of a population as a Program. Whoever advances all of them calls `Population.advance`."""
+    """A member of a population as a Program. To advance several members, call `Population.advance`."""
 
     def __init__(self, population: Population, member: int):
         fused = population.fused
@@ -315,19 +305,7 @@ class MemberProgram(Program):
     def actor(self, state: Any) -> PyTree:
         return self.population.actor(self.member)
 
-    def collect(self, state: Any, seed: int, iteration: int, call: int = 0) -> tuple[Any, Rollout, Episodes]:
-        raise RuntimeError("a member of a population collects in the program of all")
-
-    def learn(self, state: Any, rollout: Rollout, seed: int, iteration: int, call: int = 0) -> tuple[Any, Metrics]:
-        raise RuntimeError("a member of a population learns in the program of all")
-
     def discontinue(self, state: Any) -> Any:
         one = self.population.of(self.member)
         self.population.put(self.member, self.population.fused.discontinue(one))
         return self.place_of
-
-    def restart(self, count: int) -> None:
-        """Does nothing: what is kept holds these environments."""
-
-    def close(self) -> None:
-        """Does nothing: the environments are the population's, which `Population.close` ends."""

@@ -8,8 +8,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jrl.learn import parallel
-from jrl.learn.learner import trace_once
-from jrl.learn.offline import Offline, keys_of
+from jrl.learn.offline import Offline, keys_of, repeat_updates
 from jrl.learn.program import LoopState
 from jrl.types import Key, PyTree
 
@@ -17,7 +16,7 @@ _UPDATES = 32  # updates per prefetched block; the devices hold the batches of t
 
 
 class Prefetched(Offline):
-    """Offline's updates, bit for bit, on batches drawn ahead of them, and therefore without priorities.
+    """Offline's updates, bit for bit, on batches that are drawn ahead, and therefore without priorities.
 
     The host draws the batches of the next `_UPDATES` updates while the devices learn from the present ones. Held-out
     data are on the devices.
@@ -30,8 +29,7 @@ class Prefetched(Offline):
         self._drawn: tuple[tuple[int, int], PyTree] | None = None
         self._draw = jax.jit(self._sampled, static_argnums=2)
         self._draw_one = jax.jit(self._of_devices)
-        batches = PartitionSpec(None, parallel.AXIS)
-        same = parallel.REPLICATED
+        batches, same = PartitionSpec(None, parallel.AXIS), parallel.REPLICATED
         self._sharding = jax.sharding.NamedSharding(self.mesh, batches)
         self._learn = parallel.pmap(
             self._on_batches, self.mesh, (same, batches, same, same, same), (same, same), (0,), loops=True
@@ -45,7 +43,7 @@ class Prefetched(Offline):
             part = lambda d: jax.tree.map(lambda x, own: x.reshape(self._devices, *own.shape)[d], full, like)
             return [part(d) for d in range(self._devices)]
 
-    def _initial_bare(self) -> PyTree:
+    def _initial_changing(self) -> PyTree:
         return ()
 
     def _sampled(self, rows: list[PyTree], root: Key, count: int, first: Any) -> PyTree:
@@ -70,18 +68,11 @@ class Prefetched(Offline):
             learned, aux = self.learner.update(learned, jax.tree.map(lambda x: x[i], batches), keys[i])
             return learned, aux.metrics
 
-        def body(i, carry):
-            learned, total = carry
-            learned, metrics = one(learned, i)
-            return learned, jax.tree.map(jnp.add, total, metrics)
+        return repeat_updates(update, learned, count)
 
-        one, (_, shapes) = trace_once(update, learned, jax.ShapeDtypeStruct((), jnp.uint32))
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        return jax.lax.fori_loop(jnp.uint32(0), count, body, (learned, zeros))
-
-    def _held_out_metrics(self, learned: PyTree, apart: PyTree, root: Key, iteration: Any):
+    def _held_out_metrics(self, learned: PyTree, held_out_rows: PyTree, root: Key, iteration: Any):
         assert self._held_out is not None
-        return self._validated(self._held_out, learned, apart, root, iteration)
+        return self._validated(self._held_out, learned, held_out_rows, root, iteration)
 
     def _fetch(self, root: Key, first: int) -> PyTree:
         with jax.default_device(self._host):

@@ -1,12 +1,9 @@
 """Programs that collect and learn, their random keys, and the training loop over their calls.
 
-A Program is one compiled program (fused.py) or two (staged.py). Both derive the same keys from the seed, so
-environments written in JAX give the same bits either way:
-
-    role_key(seed, role, counter) = fold_in(fold_in(key(seed), role), counter)
-
     program = Staged(learner, source, make_mesh(), ...) or Fused(learner, unroll, make_mesh(), iterations=16, ...)
     for info in train(program, program.init(seed), seed=seed, total_env_steps=300_000): ...
+
+Both derive the same keys from the seed, so environments written in JAX give the same bits in one program or in two.
 """
 
 import abc
@@ -81,8 +78,7 @@ class Program(abc.ABC):
     `collect` and `learn` are the two parts of an iteration and can be called separately.
 
     Attributes:
-      learner: learner of one device.
-      mesh: devices that learn.
+      learner: learner of one device of the mesh.
       rows: T * B over all devices, masked steps included: the maximum number of steps per iteration.
       iterations: maximum number of iterations per call.
       source: source of rollouts after `init`; None if collection is part of the learning program.
@@ -109,21 +105,21 @@ class Program(abc.ABC):
     ) -> tuple[LoopState, Metrics, Episodes]:
         """Makes `count` iterations, 1 to `iterations`; donates the buffers of `state`."""
 
-    @abc.abstractmethod
     def collect(
         self, state: LoopState, seed: int, iteration: int, call: int = 0
     ) -> tuple[LoopState, Rollout, Episodes]:
         """Collects the next rollout with the present state. `call` numbers the calls within an iteration, from 0."""
+        raise RuntimeError(f"{type(self).__name__} does not collect by itself")
 
-    @abc.abstractmethod
     def learn(
         self, state: LoopState, rollout: Rollout, seed: int, iteration: int, call: int = 0
     ) -> tuple[LoopState, Metrics]:
-        """LearnerMethods from a rollout; donates the buffers of `state`, not those of the rollout."""
+        """Learns from a rollout; donates the buffers of `state`, not those of the rollout."""
+        raise RuntimeError(f"{type(self).__name__} does not learn from single rollouts")
 
-    @abc.abstractmethod
     def discontinue(self, state: LoopState) -> LoopState:
         """Returns a state whose next rollout does not continue the latest rollout."""
+        return state
 
     @abc.abstractmethod
     def keep(self, state: LoopState) -> LoopState:
@@ -133,12 +129,10 @@ class Program(abc.ABC):
     def place(self, state: LoopState) -> LoopState:
         """Returns the state of a checkpoint's content, on the devices; call it after `init`."""
 
-    @abc.abstractmethod
-    def restart(self, count: int) -> None:
+    def restart(self, count: int) -> None:  # noqa: B027  # most programs have nothing to replace
         """Replaces environments that a checkpoint cannot store; `count` seeds the new environments."""
 
-    @abc.abstractmethod
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Closes the environments."""
 
     def actor(self, state: LoopState) -> PyTree:
@@ -242,18 +236,18 @@ NO_STEPS = Clock()
 
 
 class StepInfo(NamedTuple):
-    """Facts that the loop tells after each call. Arrays may still be under way: reading them waits for the device."""
+    """Result of a call. Reading its arrays waits for the device."""
 
-    state: Any  # a LoopState; valid until the generator is advanced, which donates it
+    state: Any  # LoopState, donated to the next call
     metrics: Metrics  # name -> scalar, mean over the call's iterations
     episodes: Episodes  # episodes of this call
-    iteration: int  # iterations done, this call's included
-    clock: Clock  # exact, up to the call before this one, so that counting never waits for the call just begun
-    timers: Any  # metrics.timers.Timers
+    iteration: int  # number of iterations, this call's included
+    clock: Clock  # exact, up to the previous call, so that counting never waits for the call just begun
+    timers: Timers
 
     @property
     def env_steps(self) -> int:
-        """Returns environment steps up to the call before this one."""
+        """Returns the environment steps up to the previous call."""
         return self.clock.env_steps
 
     def clock_after(self) -> Clock:
@@ -266,43 +260,41 @@ class StepInfo(NamedTuple):
 
 
 class Calls:
-    """Calls of a run's program, one after the other: the iterations of the next one, and the results of each.
+    """Counts the calls of a program.
 
     Args:
-      rows, most: of an iteration, and iterations of a call, see `Program`.
-      state: `init` of the program, or a checkpoint.
-      total_env_steps: the budget; the iteration that reaches it is the last. None: there is none.
-      iteration, clock: to continue from.
-      timers: handed on.
-      prepare: makes of the state that of the next call, before each; None: it stays.
+      program: the program.
+      state: state of `program.init`, or of a checkpoint.
+      total_env_steps: budget; the iteration that reaches it is the last. None: no budget.
+      iteration, clock: progress to continue from.
+      prepare: function of the state before each call.
     Attributes:
-      state: for the next call.
-      iteration: those made so far.
+      state: state for the next call.
+      iteration: number of iterations so far.
     """
 
     def __init__(
         self,
-        rows: int,
-        most: int,
+        program: Program,
         state: LoopState,
         *,
         total_env_steps: int | None,
         iteration: int = 0,
         clock: Clock = NO_STEPS,
         timers: Timers | None = None,
-        prepare: Callable[[LoopState], LoopState] | None = None,
+        prepare: Callable[[LoopState], LoopState] = lambda state: state,
     ):
         self.state, self.iteration = state, iteration
-        self._rows, self._most, self._clock, self._prepare = rows, most, clock, prepare
+        self._rows, self._most, self._clock, self._prepare = program.rows, program.iterations, clock, prepare
         self._timers = timers or Timers()
         self._total = math.inf if total_env_steps is None else total_env_steps
-        self._uncounted: Episodes | None = None  # of the call under way
-        self._count = 0  # its iterations
+        self._uncounted: Episodes | None = None  # report of the latest call
+        self._count = 0  # iterations of the latest call
 
-    def ahead(self) -> int | None:
-        """Counts the iterations that the next call makes; None: the budget is spent."""
+    def next_count(self) -> int | None:
+        """Returns the number of iterations of the next call; None: the budget is spent."""
         total, most = self._total, self._most
-        # to count a call is to wait for it: only where the next one might go beyond the budget
+        # counting a call waits for it: only if the next call might exceed the budget
         if self._uncounted is not None and self._clock.env_steps + (self._count + most) * self._rows > total:
             before, self._clock, self._uncounted = self._clock, self._clock.after(self._uncounted), None
             # a user's training step may sample more
@@ -313,12 +305,11 @@ class Calls:
         unlimited = self._uncounted is not None or total == math.inf
         # the last iteration of the call is the first that may reach the budget
         self._count = most if unlimited else int(min(most, max(1, -(-left // self._rows))))
-        if self._prepare is not None:
-            self.state = self._prepare(self.state)
+        self.state = self._prepare(self.state)
         return self._count
 
-    def made(self, state: LoopState, metrics: Metrics, report: Episodes) -> StepInfo:
-        """Counts what the latest call made."""
+    def count_call(self, state: LoopState, metrics: Metrics, report: Episodes) -> StepInfo:
+        """Takes the result of the latest call."""
         self.state = state
         self.iteration += self._count
         if self._uncounted is not None:
@@ -328,7 +319,7 @@ class Calls:
 
 
 def train(program: Program, state: LoopState, *, seed: int, **more: Any) -> Iterator[StepInfo]:
-    """Advances the program, a Fused or a Staged, until the budget is spent; `more`: as `Calls`."""
-    calls = Calls(program.rows, program.iterations, state, **more)
-    while (count := calls.ahead()) is not None:
-        yield calls.made(*program.advance(calls.state, seed, calls.iteration, count))
+    """Advances the program until the budget is spent; `more`: options of `Calls`."""
+    calls = Calls(program, state, **more)
+    while (count := calls.next_count()) is not None:
+        yield calls.count_call(*program.advance(calls.state, seed, calls.iteration, count))

@@ -24,19 +24,15 @@ _TIMED_EVERY = {"collect": 16, "wait": 64}
 
 
 class Staged(Program):
-    """Collects and learns as two programs, for host environments and for user code in between.
+    """Collects and learns as two programs. Only some calls are timed; the others run without waiting.
 
     Args:
       learner: learner made with axis_name=parallel.AXIS.
       make_source: key -> source over all environments, for `init`.
-      mesh: devices.
       rows: T * B over all devices.
-      timers: timers of the stages.
       stage: timer name: "collect", or "wait" if another thread or process collects.
       remake: (key, count) -> source with new environments, for `restart`; None: the environments continue.
       training_step: iteration as a function of a `Step`; None: `step.learn(step.sample())`. Its result is ignored.
-
-    Only some calls are timed; the others run without waiting.
     """
 
     def __init__(
@@ -59,7 +55,6 @@ class Staged(Program):
         self._source_key: Key | None = None
         self._waits = parallel.must_wait(mesh)
         self._traced = False
-        self._kept_keys: tuple[tuple[int, int, int], tuple[Key, Key]] | None = None
 
     def init(self, seed: int) -> LoopState:
         def start(root):
@@ -73,17 +68,13 @@ class Staged(Program):
         return LoopState(state, self._initial_replay(replay), ())
 
     def advance(self, state: LoopState, seed: int, iteration: int, count: int = 1):
-        if self.training_step is not None:
-            return self._run_training_step(self.training_step, state, seed, iteration)
-        state, rollout, report = self.collect(state, seed, iteration)
-        state, metrics = self.learn(state, rollout, seed, iteration)
         assert self.source is not None
-        return state, {**metrics, **self.source.metrics}, report
-
-    def _run_training_step(self, fn: Callable[["Step"], Any], state: LoopState, seed: int, iteration: int):
+        if self.training_step is None:
+            state, rollout, report = self.collect(state, seed, iteration)
+            state, metrics = self.learn(state, rollout, seed, iteration)
+            return state, {**metrics, **self.source.metrics}, report
         step = Step(self, state, seed, iteration)
-        fn(step)
-        assert self.source is not None
+        self.training_step(step)
         reports, learned = step._reports, step._learned
         if not reports:
             report = episode_metrics.empty_report(self.source.columns)
@@ -91,12 +82,6 @@ class Staged(Program):
             report = reports[0] if len(reports) == 1 else episode_metrics.add_reports(reports)
         metrics = learned[0] if len(learned) == 1 else _mean(learned)
         return step.state, {**metrics, **self.source.metrics, **step.metrics}, report
-
-    def _keys(self, seed: int, iteration: int, call: int) -> tuple[Key, Key]:
-        which = seed, iteration, call
-        if self._kept_keys is None or self._kept_keys[0] != which:  # asked for twice in an iteration
-            self._kept_keys = which, super()._keys(seed, iteration, call)
-        return self._kept_keys[1]
 
     def collect(self, state: LoopState, seed: int, iteration: int, call: int = 0):
         timed, key = iteration % self._every == 1, self._keys(seed, iteration, call)[0]

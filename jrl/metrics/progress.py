@@ -36,9 +36,9 @@ def open_progress(
     The row that meets a criterion is the last one displayed.
 
     Args:
-      stop: stop criteria with env_steps, as in `reporter.stop_at`; empty: the run is endless.
+      stop: stop criteria with env_steps, as in `reporter.end_by_criteria`; empty: the run is endless.
       stream: output stream; None: stdout. A terminal gets a bar.
-      window: as in `reporter.stop_at`.
+      window: as in `reporter.end_by_criteria`.
       interval: minimum seconds between two plain lines; the last row is always printed.
       clock: function that returns seconds; for tests.
     """

@@ -183,7 +183,7 @@ class Algorithm(LearnerMethods):
         if cfg.checkpoint.every is not None:
             member.open_checkpoints(self._files)
         member.open(self._files, session.reporter.row_steps if self._continues else None)
-        session.sinks.append(self._files.enter_context(run_directory.logged(session, member.directory)))
+        session.sinks.append(self._files.enter_context(run_directory.open_log(session, member.directory)))
         if is_new:
             print(f"run: {member.directory}")
 
@@ -223,17 +223,19 @@ class Algorithm(LearnerMethods):
         while session.reporter.count == rows:
             info = session.advance()
             assert info is not None  # a session without an end
-            if reporter.not_finite(info):
+            if reporter.is_not_finite(info):
                 path = session.write_fault(self.logdir, info)
                 self._close_files(ended=False)
                 raise FloatingPointError(f"an update was not finite; python -m jrl.debug {path} finds the cause")
-            session.after(info)
+            session.finish_call(info)
             if self._member and session.reporter.count > rows:
                 self._member.save_if_due(info)
         assert session.result is not None
-        met = reporter.stop_at(session.config.stop, session.config.run.smoothing_episodes)(session.reporter.row or {})
+        met = reporter.end_by_criteria(session.config.stop, session.config.run.smoothing_episodes)(
+            session.reporter.row or {}
+        )
         total = Sizes(session.config).total_steps
-        done = bool(met or session.ended) or (total is not None and session.counted() >= total)
+        done = bool(met or session.end_reason) or (total is not None and session.counted() >= total)
         result = {**copy.deepcopy(session.result), "done": done, **self._build_about()}
         self.log_result(result)
         return result

@@ -10,7 +10,7 @@ from jrl.envs import client_spaces
 from jrl.envs.history import PREV_ACTION, PREV_REWARD
 from jrl.play.actor import Actor, Memory, Past
 from jrl.rllib import hints
-from jrl.run.manual_steps import POLICY
+from jrl.run.manual_steps import POLICY, find_policy_ids
 from jrl.run.workers import Worker, WorkerPolicy
 from jrl.types import Dict, PyTree, Tuple, element
 
@@ -31,7 +31,7 @@ class ActionPolicy(WorkerPolicy):
     """
 
     def __init__(self, session: "Session", actor: Actor, policy_id: str = POLICY):
-        super().__init__(Worker(None, 0, session.actor, session, whole=True), policy_id)
+        super().__init__(Worker(None, 0, session.actor, find_policy_ids(session), session, whole=True), policy_id)
         self._name = policy_id if session.policies else None
         self._session, self._actor, self._reader = session, actor, actor.reader
         self._cfg, self._spec = actor.config, actor.spec

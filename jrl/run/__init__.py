@@ -1,1 +1,1 @@
-"""A run under way: how it is built, its loop, result rows, and checkpoints."""
+"""Runs: how they are built, their loop, result rows, and checkpoints."""

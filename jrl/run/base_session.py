@@ -1,8 +1,7 @@
-"""Base class of sessions: weights of policies, and adding and removing policies during a run."""
+"""Base class of sessions: state, progress, weights of policies, and adding and removing policies during a run."""
 
-import abc
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from jrl import config, registry
 from jrl.config import RunConfig
 from jrl.errors import InputError
 from jrl.fields.schema import merge
-from jrl.learn.program import NO_STEPS, Clock, LoopState
+from jrl.learn.program import NO_STEPS, Calls, Clock, LoopState, StepInfo
 from jrl.run import reporter
 from jrl.run.preflight import resolved
 from jrl.run.store import checkpoint
@@ -24,45 +23,47 @@ if TYPE_CHECKING:
     from jrl.run import build
 
 
-class BaseSession(abc.ABC):
-    """Interface of a session for its parts, and methods for its policies.
-
-    Attributes: see `jrl.run.session.Session`.
-    """
+class BaseSession:
+    """State and progress of a session, and the weights of its policies. Attributes: see `jrl.run.session.Session`."""
 
     config: RunConfig
     run: "build.Run"
     state: LoopState
     iteration: int
+    clock: Clock
+    version: int
     reporter: reporter.Reporter
     callback_list: "callbacks.CallbackList | None"
+    manual_steps: Any  # `jrl.run.manual_steps.ManualSteps`
+    rebuild: Callable[[RunConfig, Mapping[str, PyTree]], None]
+    _calls: Calls | None = None
+    _latest: StepInfo | None = None
 
     @property
-    @abc.abstractmethod
-    def manual_steps(self) -> Any:
-        """Returns the session's `jrl.run.manual_steps.ManualSteps`."""
-
-    @property
-    @abc.abstractmethod
     def steps_per_call(self) -> int:
-        """Returns the maximum environment steps of a call."""
+        """Returns the maximum environment steps of a call, if a custom training step samples only once."""
+        return self.run.program.iterations * self.run.program.rows
 
     @property
-    @abc.abstractmethod
     def env_steps(self) -> int:
         """Returns the environment steps of the counted calls."""
+        return self.clock.env_steps
 
-    @abc.abstractmethod
+    def clock_now(self) -> Clock:
+        """Returns the clock after the latest call; waits for the call."""
+        return self._latest.clock_after() if self._latest else self.clock
+
     def counted(self) -> int:
         """Returns the environment steps after the latest call; waits for the call."""
+        return self.clock_now().env_steps
 
-    @abc.abstractmethod
-    def rebuild(self, cfg: RunConfig, given: Mapping[str, PyTree]) -> None:
-        """Rebuilds the run with the policies of `cfg`; `given`: policy -> initial State."""
-
-    @abc.abstractmethod
     def replace_state(self, state: LoopState, steps: Clock = NO_STEPS) -> None:
         """Replaces the state; `steps` are added to the clock."""
+        now = self.clock_now()
+        env_steps, agent_steps = now.env_steps + steps.env_steps, now.agent_steps + steps.agent_steps
+        self.clock = now._replace(env_steps=env_steps, agent_steps=agent_steps)
+        self.state, self._calls, self._latest = state, None, None
+        self.version += 1
 
     def actor(self, policy: str | None = None) -> PyTree:
         """Returns the ActorState of all policies or of the named policy, on one device; valid until the next call."""
@@ -79,13 +80,7 @@ class BaseSession(abc.ABC):
         return jax.device_get(self.run.program.keep(self.state).learner)
 
     def learner_state(self, policy: str | None = None) -> PyTree:
-        """Returns the algorithm's State, on the host.
-
-        Args:
-          policy: name of the policy; None: the only policy.
-        Raises:
-          ValueError: unknown policy, or None with several policies.
-        """
+        """Returns a policy's State, on the host; None: the only policy. Raises ValueError: unknown policy."""
         return self.run.policies.states(self.learner_state_of_all())[self._resolve_name(policy)]
 
     def _resolve_name(self, policy: str | None) -> str:
@@ -98,25 +93,23 @@ class BaseSession(abc.ABC):
 
     def get_weights(self, policy: str | None = None) -> dict[str, PyTree]:
         """Returns parameters, target parameters and statistics of the State, numpy arrays by field."""
-        from jrl.run.store import resume
-
         state = self.learner_state(policy)
-        return {f.name: getattr(state, f.name) for f in dataclasses.fields(state) if f.name not in resume.NOT_WEIGHTS}
+        return {
+            f.name: getattr(state, f.name) for f in dataclasses.fields(state) if f.name not in checkpoint.NOT_WEIGHTS
+        }
 
     def set_weights(self, weights: Mapping[str, PyTree], policy: str | None = None) -> None:
-        """Sets fields from `get_weights`; other fields, such as the optimizer's state, are kept.
+        """Sets fields from `get_weights`; others, such as the optimizer's state, are kept.
 
         Raises:
           ValueError: an unknown field, or arrays of other shapes.
         """
-        from jrl.run.store import resume
-
         state = self.learner_state(policy)
         for name, given in weights.items():
-            if not hasattr(state, name) or name in resume.NOT_WEIGHTS:
+            if not hasattr(state, name) or name in checkpoint.NOT_WEIGHTS:
                 raise ValueError(f"set_weights: expected some of {', '.join(self.get_weights(policy))}, got {name}")
             like = getattr(state, name)
-            if (shapes := _shapes(given)) != (wanted := _shapes(like)):
+            if (shapes := jax.tree.map(np.shape, given)) != (wanted := jax.tree.map(np.shape, like)):
                 raise ValueError(f"set_weights: {name}: expected the shapes {wanted}, got {shapes}")
             taken = jax.tree.map(lambda x, old: np.asarray(x, old.dtype), given, like)
             state = dataclasses.replace(state, **{name: taken})
@@ -125,8 +118,7 @@ class BaseSession(abc.ABC):
     def take_over(self, states: Mapping[Any, PyTree]) -> None:
         """Sets the States of some policies, from `learner_state`, with their optimizer states.
 
-        Args:
-          states: policy -> State; the key None is the only policy.
+        The key None is the only policy.
         """
         policies, whole = self.run.policies, self.learner_state_of_all()
         given = {self._resolve_name(name): state for name, state in states.items()}
@@ -215,7 +207,3 @@ def load_states(path: Path, names: Collection[str]) -> dict[str, PyTree]:
     algo = build.algorithm(config.without_loss(cfg), checkpoint.read_spec(meta))
     whole = resume.restore_learner(path, jax.eval_shape(algo.init, jax.random.key(0)), allow_missing=True)
     return {name: resume.require_policy(path, name, whole[name]) for name in names}
-
-
-def _shapes(tree: PyTree) -> Any:
-    return jax.tree.map(np.shape, tree)

@@ -8,7 +8,6 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -22,20 +21,9 @@ from jrl.learn.program import LoopState, Program
 from jrl.metrics.timers import Timers
 from jrl.rollout import sources, unroll
 from jrl.rollout.source import Source
-from jrl.run import build_learner
-from jrl.run.build_collect import (
-    MakeSource,
-    algorithm_of_one,
-    close_all,
-    collecting,
-    make_source,
-    make_vectors,
-    watched,
-)
-from jrl.run.build_collect import algorithm as algorithm
-from jrl.run.build_collect import collector as collector
+from jrl.run import build_collect, build_learner
+from jrl.run.build_collect import MakeSource, algorithm, algorithm_of_one
 from jrl.run.build_collect import environment as environment
-from jrl.run.build_collect import runner_source as runner_source
 from jrl.run.plan import Plan
 from jrl.run.preflight import check_agents
 from jrl.types import Algo, EnvSpec, JaxEnv, Key, Rollout
@@ -45,8 +33,9 @@ if TYPE_CHECKING:  # parts that most runs do not have: imported where they are m
     from jrl.envs import task as tasks
     from jrl.learn.fused import Fused
     from jrl.learn.staged import Step
-    from jrl.run import data_output, estimates
+    from jrl.run import data_output
     from jrl.run.data_sets import Inputs
+    from jrl.run.estimates import ScheduledEstimates
 
 GUARANTEES = {
     "bitwise": "resume continues exactly: the environments are part of a checkpoint",
@@ -65,17 +54,16 @@ class Run(NamedTuple):
     program: Program
     backend: str  # how the environments are stepped, in words
     in_program: bool  # whether they are stepped inside a compiled program
-    replay: str  # what the replay buffer takes, in words; "" without
-    guarantee: str  # what a resumed run has in common with one that was never interrupted: a key of GUARANTEES
-    learn: learner.Learner  # of one device
+    replay: str  # size of the replay buffer, in words; "": no replay
+    guarantee: str  # key of GUARANTEES: how a resumed run continues
+    learn: learner.Learner  # learner of one device
     # (state, curriculum function, result row, a number that differs from call to call) -> state: see `jrl.envs.task`
     apply_task: Callable[[LoopState, tasks.TaskFn, dict[str, Any], int], LoopState]
     programs: str  # whether one program collects and learns or two do, and why, in words
-    note: str = ""  # what callbacks cannot have in this run, in words; "" for nothing
-    recorder: data_output.Recorder | None = None  # of `data.output`
-    judge: estimates.ScheduledEstimates | None = None  # of `data.estimate`
-    data: Mapping[str, str] = MappingProxyType({})  # checksums of what `data.input` names
-    data_notes: tuple[str, ...] = ()  # on these data sets, of their readers
+    note: str = ""  # limits of callbacks in this run, in words
+    recorder: data_output.Recorder | None = None  # `data.output`
+    estimates: ScheduledEstimates | None = None  # `data.estimate`
+    inputs: Inputs | None = None  # data sets of `data.input`
     # the program of a config that differs in floats of its algorithm, which may be traced; None: there is none
     rebuild_with: Callable[[RunConfig], Fused] | None = None
 
@@ -87,6 +75,11 @@ class Run(NamedTuple):
     @property
     def policies(self) -> agents.Policies:
         return self.plan.policies
+
+    @property
+    def checksums(self) -> dict[str, str]:
+        """Returns the checksum of each data set."""
+        return self.inputs.checksums if self.inputs else {}
 
     @property
     def num_params(self) -> int:
@@ -108,13 +101,12 @@ def run(
     """Makes the environments, the algorithm and the program that trains it.
 
     Args:
-      cfg: the run.
-      timers: where stages are timed.
-      callback_list: what callbacks have to do with rollouts and batches; None: nothing.
-      training_step: what an iteration does; None: as the config says.
-      restarts: a number that differs between a run and its continuations, for environments that cannot be restored:
-        they start anew, with other seeds.
-      external: of runs whose episodes clients play, gives the source of what they play.
+      timers: timers of the stages.
+      callback_list: the user's callbacks.
+      training_step: function of an iteration; None: by the config.
+      restarts: number that differs between a run and its continuations: environments that cannot be restored start
+        anew, with other seeds.
+      external: maker of the source of episodes that clients play.
     Raises:
       InputError: more devices than there are, an environment or a space that cannot be handled.
     """
@@ -129,15 +121,15 @@ def run(
     if training_step is None and cfg.custom.training_step:
         training_step = registry.load(cfg.custom.training_step, "custom.training_step")
     # pure environments are part of the program, a share on each device; EnvPool's may be of the program of one device
-    vectors = make_vectors(cfg, Sizes(cfg).num_pools(learners), restarts)
+    vectors = build_collect.make_vectors(cfg, Sizes(cfg).num_pools(learners), restarts)
     try:
         plan = Plan(cfg, vectors[0].spec, devices)
         check_agents(cfg, plan.spec, learners)
         learning = _learning(plan, vectors, callback_list)
     except InputError:
-        close_all(vectors)
+        build_collect.close_all(vectors)
         raise
-    two = _why_two_programs(learning, told=training_step is not None, callback_list=callback_list)
+    two = _why_two_programs(learning, is_custom=training_step is not None, callback_list=callback_list)
     if not two:
         return _in_one_program(learning)
     make = external or sources.make
@@ -155,26 +147,14 @@ class _Learning(NamedTuple):
     inputs: Inputs | None = None  # data sets; None: there are none
 
     def run(self, **more: Any) -> Run:
-        """Returns the run, with what else it has."""
-        return Run(
-            plan=self.plan,
-            algo=self.algo,
-            replay=self.replay,
-            learn=self.learn,
-            data=self.inputs.checksums if self.inputs else {},
-            data_notes=self.inputs.notes if self.inputs else (),
-            **more,
-        )
+        """Returns the run with these parts."""
+        return Run(**{name: x for name, x in self._asdict().items() if name != "vectors"}, **more)
 
 
 def _learning(
     plan: Plan, vectors: list[Any], callback_list: callbacks.CallbackList | None, inputs: Inputs | None = None
 ) -> _Learning:
-    """Makes the parts; `inputs` are the data sets of a mix, if they were read before.
-
-    Raises:
-      InputError: a space, task or callback does not go with algorithm or environments.
-    """
+    """Makes the parts; `inputs`: data sets of a mix, if they were read before. Raises InputError: parts do not fit."""
     cfg, policies = plan.cfg, plan.policies
     if cfg.custom.env_task:
         from jrl.envs import task as tasks
@@ -243,11 +223,11 @@ def _fused(learning: _Learning) -> Fused:
     place = plan.columns if plan.is_numbered else None
     return Fused(
         learning.learn,
-        unroll.make(env, algo.act, place=place, **collecting(plan, algo)),
+        unroll.make(env, algo.act, place=place, **build_collect.collecting(plan, algo)),
         plan.mesh,
         iterations=plan.iterations_per_call,
         rows=plan.rows,
-        close=lambda: close_all(learning.vectors),
+        close=lambda: build_collect.close_all(learning.vectors),
     )
 
 
@@ -264,7 +244,7 @@ def _from_data(cfg: RunConfig, devices: parallel.Devices, callback_list: callbac
     algo = algorithm(cfg, found.spec, axis_name=parallel.AXIS, callback_list=callback_list)
     made = build_data.make(plan, algo, found)
 
-    def apply_task(state: LoopState, fn: tasks.TaskFn, result: dict[str, Any], count: int) -> LoopState:
+    def apply_task(*_: Any) -> LoopState:
         raise InputError("set_task: the run learns from data alone: there are no environments")
 
     program = (Prefetched if made.on_host else Offline)(
@@ -281,7 +261,7 @@ def _from_data(cfg: RunConfig, devices: parallel.Devices, callback_list: callbac
         in_program=True,
         guarantee="data",
         apply_task=apply_task,
-        judge=estimates.build_estimates(plan, found, algo),
+        estimates=estimates.build_estimates(plan, found, algo),
         programs="one program draws from the data, another learns"
         if made.on_host
         else "one program draws from the data and learns",
@@ -310,11 +290,11 @@ def _in_two_programs(
     given: list[Any] = []  # the task of the others
 
     def source(key: Key, vectors: list[Any], count: int) -> Source:
-        made = make_source(latest[0], algo, timers, key, vectors, count, callback_list, make)
-        return watched(latest[0], made, algo, recorder, callback_list)
+        made = build_collect.make_source(latest[0], algo, timers, key, vectors, count, callback_list, make)
+        return build_collect.watched(latest[0], made, algo, recorder, callback_list)
 
     def remake(key: Key, count: int) -> Source:
-        made = source(key, make_vectors(latest[0].cfg, plan.pools, count), count)
+        made = source(key, build_collect.make_vectors(latest[0].cfg, plan.pools, count), count)
         for task in given:
             made.set_task(task)
         return made
@@ -323,7 +303,7 @@ def _in_two_programs(
 
     staged = Staged(
         learning.learn,
-        # as `Staged.restart` does: environments written in JAX are those of their key
+        # the key of `Staged.restart`, which seeds environments written in JAX
         lambda key: source(jax.random.fold_in(key, restarts) if restarts else key, vectors, restarts),
         plan.mesh,
         rows=plan.counted_columns * plan.learned_length,
@@ -368,18 +348,14 @@ def _in_two_programs(
     )
 
 
-def _why_two_programs(learning: _Learning, *, told: bool, callback_list: callbacks.CallbackList | None) -> str:
-    """Returns why collecting and learning cannot be one program, in words; "" where they can.
-
-    Args:
-      told: `custom.training_step` decides what an iteration does.
-    """
+def _why_two_programs(learning: _Learning, *, is_custom: bool, callback_list: callbacks.CallbackList | None) -> str:
+    """Returns why collecting and learning cannot be one program, in words; "" if they can."""
     plan, env = learning.plan, learning.vectors[0]
     if plan.why_two_programs:
         return plan.why_two_programs
     if plan.devices and plan.devices.actors != tuple(plan.devices.learners.devices.flat):
         return "some devices act, others learn"
-    if told:
+    if is_custom:
         return "custom.training_step decides what to learn from"
     if callback_list and callback_list.needs_rollouts:
         return "callbacks look at rollouts"
@@ -389,7 +365,7 @@ def _why_two_programs(learning: _Learning, *, told: bool, callback_list: callbac
         return ""
     # EnvPool's too, where one process steps them for one device and an iteration is short: with a rollout of a few rows
     # and a few gradient steps, dispatching two programs takes a quarter of the time. A pool is a constant of its
-    # program: where pools are made anew, the program that holds one is a small one
+    # program: if pools are replaced, only a small program is compiled again
     if plan.learners > 1:
         return "each device acts in a pool of its own"
     if learning.algo.on_policy:
@@ -402,7 +378,7 @@ def _why_two_programs(learning: _Learning, *, told: bool, callback_list: callbac
 def transforms(
     custom: CustomConfig, callback_list: callbacks.CallbackList | None
 ) -> tuple[Callable[[Rollout], Rollout], ...]:
-    """Returns what becomes of a rollout between collecting and learning: the config's, then those of callbacks."""
+    """Returns the functions of a rollout between collecting and learning: the config's, then those of callbacks."""
     given = [registry.load(path, "custom.transforms") for path in custom.transforms]
     return (*given, *(callback_list.program_transforms() if callback_list else ()))
 
@@ -418,13 +394,9 @@ def _with_options(section: EnvConfig, task: Any) -> EnvConfig:
 
 
 def enable_compile_cache() -> None:
-    """Keeps compiled programs for the next process, where jax was told to, or in ~/.cache/jrl.
-
-    Call before the first compilation.
-    """
+    """Keeps compiled programs in jax's cache directory, or ~/.cache/jrl. Call it before the first compilation."""
     settings: Any = jax.config
     chosen = os.environ.get("JAX_COMPILATION_CACHE_DIR") or settings.jax_compilation_cache_dir
-    directory = chosen or str(Path.home() / ".cache" / "jrl" / "programs")
-    jax.config.update("jax_compilation_cache_dir", directory)
+    jax.config.update("jax_compilation_cache_dir", chosen or str(Path.home() / ".cache" / "jrl" / "programs"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

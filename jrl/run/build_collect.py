@@ -47,9 +47,7 @@ def environment(
     """Makes `num_envs` environments as `cfg.env` and `cfg.rollout.collector` describe them.
 
     Args:
-      cfg: the run.
-      num_envs: of this vector.
-      role, index, offset, worker_index: see `envs.Place`; those of an evaluation wait for each other.
+      role, index, offset, worker_index: see `envs.Place`; environments of an evaluation wait for each other.
       rewards_of: see `envs.AgentOptions`.
     Raises:
       InputError: the id is unknown, or the collector does not fit the backend.
@@ -92,9 +90,7 @@ def spec_of(cfg: RunConfig) -> EnvSpec:
 def algorithm(
     cfg: RunConfig, spec: EnvSpec, *, axis_name: str | None = None, callback_list: callbacks.CallbackList | None = None
 ) -> Algo:
-    """Makes the algorithm of `cfg.algo` for the spaces of `spec`, with the user's loss, and what `custom.batch` and
-    `callback_list` do to batches in the program. Of several policies it acts with all of them.
-    """
+    """Makes the algorithm of all policies for the spaces of `spec`, with the user's loss and batch functions."""
     policies = agents.make(cfg, spec)
     make = functools.partial(algorithm_of_one, axis_name=axis_name, callback_list=callback_list)
     return policies.acting(policies.bound(make))
@@ -108,21 +104,19 @@ def algorithm_of_one(
     own = {} if loss is None else {"loss": loss}
     made = algos.get(algo_name(cfg)).make(cfg.algo, spec, cfg.network, axis_name=axis_name, **own)
     algos.check(algo_name(cfg), cfg.algo, made)
-    given = [registry.load(path, "custom.batch") for path in cfg.custom.batch]
-    transforms = (*given, *(callback_list.batch_transforms() if callback_list else ()))
+    transforms = [registry.load(path, "custom.batch") for path in cfg.custom.batch]
+    transforms += callback_list.batch_transforms() if callback_list else ()
     made = made._replace(init=jax.jit(made.init, inline=True))  # asked for its shapes again and again: traced once
     return learner.transform_batches(made, transforms, axis_name=axis_name)
 
 
 def completed(plan: Plan, source: Source, algo: Algo, first: int = 0) -> Source:
-    """Returns the source of whole episodes, where the run wants them; its columns are those from the run's number
-    `first` on.
+    """Returns the source of whole episodes, if the run wants them; its columns begin at the run's column `first`.
 
     Raises:
-      InputError: nobody knows how long an episode can be.
+      InputError: the longest possible episode is unknown.
     """
-    limit = plan.whole_episode_rows
-    if not limit:
+    if not (limit := plan.whole_episode_rows):
         return source
     from jrl.rollout import complete
 
@@ -137,19 +131,18 @@ def watched(
     callback_list: callbacks.CallbackList | None,
 ) -> Source:
     """Wraps a source in what reads its rollouts: `data.output`, callbacks, whole episodes and `rollout.fake`."""
-    by_callbacks = callback_list is not None and callback_list.needs_rollouts
+    reader = callback_list if callback_list is not None and callback_list.needs_rollouts else None
     whole = plan.cfg.rollout.batch_mode == "complete_episodes" and not plan.cfg.env_runners.num
     if recorder is not None:
         asked = plan.policies.watches_games or (callback_list is not None and callback_list.needs_episodes)
         from jrl.rollout.watch import Watch
 
         source = Watch(source, recorder.stitch, [], plan.columns, keep_record=asked, extras=True)
-    if callback_list and by_callbacks:  # episodes as they were collected, rollouts as they are learned from
-        source = callback_list.watch(source, plan.columns, batches=not whole)
+    if reader:  # episodes as they were collected, rollouts as they are learned from
+        source = reader.watch(source, plan.columns, batches=not whole)
     if whole:
         source = completed(plan, source, algo)
-    if callback_list and by_callbacks and whole:
-        source = callback_list.watch(source, plan.columns, episodes=False)
+        source = reader.watch(source, plan.columns, episodes=False) if reader else source
     if not plan.cfg.rollout.fake:
         return source
     from jrl.rollout.fake import Fake
@@ -161,9 +154,7 @@ def make_vectors(cfg: RunConfig, pools: int, count: int) -> list[JaxEnv | Env | 
     """Makes the environments of each pool; with env_runners a single environment, for its spaces.
 
     Args:
-      cfg: the run.
-      pools: how many.
-      count: differs from call to call: environments with other seeds.
+      count: number that differs from call to call, for other seeds.
     Raises:
       InputError: they cannot be made; of clients: no spaces, or more than one device that learns.
     """
@@ -193,11 +184,7 @@ def close_all(vectors: Iterable[JaxEnv | Env | AsyncEnv]) -> None:
 
 
 def collecting(plan: Plan, algo: Algo, *, record: bool = False) -> dict[str, Any]:
-    """Returns the options of whoever collects for one pool, beside environments and acting.
-
-    Args:
-      record: whether episodes are looked at: see `unroll.finish`.
-    """
+    """Returns the options of a source of one pool; `record`: whether episodes are read, see `unroll.finish`."""
     cfg = plan.cfg
     gamma = algo.running_return_gamma  # of several policies an array of a game's columns
     reward = registry.load(cfg.custom.reward, "custom.reward") if cfg.custom.reward else None
@@ -229,9 +216,7 @@ def make_source(
     callback_list: callbacks.CallbackList | None = None,
     make: MakeSource = sources.make,
 ) -> Source:
-    """Makes the source of a staged program's rollouts: of the whole batch, on the devices that learn. `make`
-    gives that of each vector.
-    """
+    """Makes the source of the whole batch, on the devices that learn; `make` makes the source of each vector."""
     cfg, devices = plan.cfg, plan.devices
     assert devices is not None
     record = cfg.data.output is not None or (callback_list is not None and callback_list.needs_episodes)
@@ -239,22 +224,15 @@ def make_source(
     if cfg.env_runners.num:
         close_all(vectors)
         return _env_runners(plan, algo, timers, count, join, record=record)
-    how = collecting(plan, algo, record=record)
+    how = collecting(plan, algo, record=record) | {"timers": timers}
     if callback_list:
         how |= callback_list.collecting(vectors[0])[0]
     if cfg.external is not None:  # for clients that act by themselves
         how |= {"choice": algo.choice}
-    parts = [
-        make(
-            env,
-            algo.act,
-            key=vector_key(key, i, len(vectors)),
-            timers=timers,
-            device=d,
-            **how | {"carry": placed(plan, algo, i * env.spec.num_envs)},
-        )
-        for i, (env, d) in enumerate(zip(vectors, devices.actors, strict=True))
-    ]
+    parts = []
+    for i, (env, device) in enumerate(zip(vectors, devices.actors, strict=True)):
+        how |= {"carry": placed(plan, algo, i * env.spec.num_envs), "key": vector_key(key, i, len(vectors))}
+        parts.append(make(env, algo.act, device=device, **how))
     if callback_list:
         for i, part in enumerate(parts):
             callback_list.created(part, _contexts(cfg.env.options, 0), offset=i * vectors[0].spec.games)
@@ -309,22 +287,20 @@ def runner_options(section: EnvRunnersConfig) -> ray_hosts.RunnerOptions:
 
 
 def restarted(count: int, restarts: int) -> int:
-    """Gives the environments of a runner that takes the place of another an index, and so seeds, of their own."""
+    """Returns an index, and thereby seeds, for the environments of a runner that was replaced."""
     return count + 4_099 * restarts
 
 
 def runner_source(
     cfg: RunConfig, count: int, registered: Mapping[str, Any], record: bool, index: int, restarts: int
 ) -> Source:
-    """Makes the source of one env runner, in its own process.
+    """Makes the source of env runner `index`, in its own process.
 
     Args:
-      cfg: the run.
-      count: differs between a run and its continuations.
+      count: number that differs between a run and its continuations.
       registered: `registry.find_registered` of the process that learns.
-      record: whether episodes are looked at: see `unroll.finish`.
-      index: of the runner.
-      restarts: how often runners were started in its place: each has environments of its own.
+      record: whether episodes are read: see `unroll.finish`.
+      restarts: how often this runner was replaced: each replacement has its own seeds.
     """
     registry.install(registered)
     share = cfg.env.num_envs // cfg.env_runners.num

@@ -29,10 +29,10 @@ class Made(NamedTuple):
     """Parts of a run from data alone."""
 
     learn: learner.Learner
-    held_out: learner.Learner | None  # of the episodes that are kept from learning
+    held_out: learner.Learner | None  # learner on validation data
     on_host: bool  # the data lie in the host's memory
     epoch: float  # updates that draw as many rows as there are steps
-    size: str  # of the data and what they take, in words
+    size: str  # size of the data, and their memory, in words
 
 
 def inputs(cfg: RunConfig) -> Inputs:
@@ -47,10 +47,6 @@ def inputs(cfg: RunConfig) -> Inputs:
 def make(plan: Plan, algo: Algo, found: Inputs) -> Made:
     """Makes the learner of one device from data alone.
 
-    Args:
-      plan: of the run.
-      algo: its algorithm.
-      found: its data.
     Raises:
       InputError: the data do not fit the memory, or lack what the algorithm needs.
     """
@@ -97,12 +93,11 @@ def of_stores(
     """Makes one device's buffer of data sets, and the functions that fill it.
 
     Args:
-      sizes, algo: of the policy.
-      stores: by the names of `datasets.shares`.
-      spec: of the policy.
-      devices: that learn.
-      batch: rows of a sample on one of them.
-      online: one device's replay of the run's own experience, which stands first; None: there is none.
+      sizes, algo, spec: the policy's.
+      stores: data sets by the names of `datasets.shares`.
+      devices: number of devices that learn.
+      batch: rows of a sample on one device.
+      online: one device's replay of the run's own experience, the first part of the buffer; None: there is none.
     """
     cfg, replay = sizes.cfg, sizes.cfg.replay
     rows_of = datasets.counts(datasets.shares(cfg.data), batch)
@@ -127,9 +122,9 @@ def of_stores(
         part = make(capacity=capacity, gamma=cfg.algo.gamma, batch_size=rows_of[name])
         part = _from_start(part, algo) if algo.sequences else part
         parts.append(part)
-        fills.append(functools.partial(_filled, part, dealt, extras, rows))
+        fills.append(functools.partial(_fill, part, dealt, extras, rows))
     if len(parts) == 1:
-        return parts[0], learner.Data(parts[0], fills[0], _bare, _dressed)
+        return parts[0], learner.Data(parts[0], fills[0], _without_rows, _with_rows)
     begin = 0 if online is None else 1
     order = [*[datasets.SAMPLER][:begin], *(name for name in rows_of if name != datasets.SAMPLER)]
     joined = mixed.make(parts, [rows_of[name] for name in order], online=online is not None)
@@ -139,14 +134,14 @@ def of_stores(
         own = [] if online is None else [_of_devices([jax.jit(online.init)()] * devices)]
         return mixed.State((*own, *states))
 
-    def bare(replay: PyTree) -> PyTree:
-        return mixed.State((*replay.parts[:begin], *map(_bare, replay.parts[begin:])))
+    def without_rows(replay: PyTree) -> PyTree:
+        return mixed.State((*replay.parts[:begin], *map(_without_rows, replay.parts[begin:])))
 
-    def dressed(kept: PyTree, full: PyTree) -> PyTree:
-        rest = map(_dressed, kept.parts[begin:], full.parts[begin:])
+    def with_rows(kept: PyTree, full: PyTree) -> PyTree:
+        rest = map(_with_rows, kept.parts[begin:], full.parts[begin:])
         return mixed.State((*kept.parts[:begin], *rest))
 
-    return joined, learner.Data(joined, fill, bare, dressed)
+    return joined, learner.Data(joined, fill, without_rows, with_rows)
 
 
 def _read_columns(config: Any) -> list[str]:
@@ -154,7 +149,7 @@ def _read_columns(config: Any) -> list[str]:
     return [name for name in traits(config).reads if name in (RETURN_TO_GO, TIMESTEP)]
 
 
-def _filled(buffer: Buffer, dealt: list[EpisodeStore], extras: list[dict[str, PyTree]], rows: int) -> PyTree:
+def _fill(buffer: Buffer, dealt: list[EpisodeStore], extras: list[dict[str, PyTree]], rows: int) -> PyTree:
     fill = lambda part, own: fold_rollouts(buffer.add, jax.jit(buffer.init)(), part, extras=own, rows=rows)
     return _of_devices([fill(part, own) for part, own in zip(dealt, extras, strict=True)])
 
@@ -164,21 +159,13 @@ def _of_devices(states: list[PyTree]) -> PyTree:
     return jax.tree.map(lambda *x: jnp.stack(x) if x[0].ndim == 0 else jnp.concatenate(x), *states)
 
 
-def _is_rows(x: Any) -> bool:
-    return isinstance(x, layout.State)
+def _without_rows(replay: PyTree) -> PyTree:
+    """Returns the priorities of a replay, or nothing."""
+    return () if isinstance(replay, layout.State) else replay.replace(rows=())
 
 
-def _bare(replay: PyTree) -> PyTree:
-    """Returns a replay without its rows: priorities, or nothing."""
-    return jax.tree.map(lambda x: () if _is_rows(x) else x, replay, is_leaf=_is_rows)
-
-
-def _dressed(kept: PyTree, full: PyTree) -> PyTree:
-    """Returns a replay with the rows of one and all else of another."""
-    rows = [x for x in jax.tree.leaves(full, is_leaf=_is_rows) if _is_rows(x)]
-    if _is_rows(full):
-        return full
-    return full.replace(priorities=kept.priorities, rows=rows[0])
+def _with_rows(kept: PyTree, full: PyTree) -> PyTree:
+    return full if isinstance(full, layout.State) else full.replace(priorities=kept.priorities)
 
 
 def _from_start(buffer: Buffer, algo: Algo) -> Buffer:
@@ -210,54 +197,46 @@ def _placed(buffer: Buffer, given: str, devices: int, *, prioritized: bool) -> t
     """Returns whether the data lie in the host's memory, and their place and size in words.
 
     Raises:
-      InputError: they fit nowhere, or not where they shall be.
+      InputError: the data do not fit.
     """
-    needed = memory.nbytes(buffer)
-    device, host = jax.local_devices()[0], machine.free_bytes()
-    on_cpu = device.platform == "cpu"
-    free = memory.available(device)
-    fits = free is None or needed * (devices if on_cpu else 1) <= machine.SHARE * free
-    in_host = host is None or needed * devices <= machine.SHARE * host
+    needed, host, (free, where) = memory.nbytes(buffer), machine.free_bytes(), _free(devices)
+    size = machine.format_bytes
+    fits = free is None or needed <= machine.SHARE * free
+    on_cpu = jax.local_devices()[0].platform == "cpu"
     if given == "host" or (given == "auto" and not fits and not on_cpu and not prioritized):
-        if not in_host:
-            raise InputError(
-                f"data.input: the data take {machine.format_bytes(needed * devices)}, "
-                f"{machine.format_bytes(host or 0)} are free"
-            )
-        return True, f"in {machine.format_bytes(needed * devices)} of the host's memory, batches are fetched ahead"
+        if host is not None and needed * devices > machine.SHARE * host:
+            raise InputError(f"data.input: the data take {size(needed * devices)}, {size(host)} are free")
+        return True, f"in {size(needed * devices)} of the host's memory, batches are fetched ahead"
     if not fits:
         raise InputError(
-            f"data.placement: the data take {machine.format_bytes(needed)} on each of "
-            f"{counted(devices, 'device')}, and {machine.format_bytes(free or 0)} are free: use data.placement host, "
-            "or fewer files"
+            f"data.placement: the data take {size(needed)} on {where}, and {size(free or 0)} are free: use "
+            "data.placement host, or fewer files"
         )
-    return (
-        False,
-        f"in {machine.format_bytes(needed)} on {'the device' if devices == 1 else f'each of {devices} devices'}",
-    )
+    return False, f"in {size(needed)} on {where}"
 
 
 def _placed_beside(buffer: Buffer, online: Buffer, devices: int) -> str:
-    """Describes where the data of a mix lie, and their size.
+    """Describes where the data of a mix lie, and their size; `online`: the part of `buffer` for the run's experience.
 
-    Args:
-      buffer: one device's, of the data and of the run's own experience.
-      online: the part of it for experience.
-      devices: that hold one each.
     Raises:
       InputError: both together do not fit.
     """
-    total, own = memory.nbytes(buffer), memory.nbytes(online)
+    own, (free, where), size = memory.nbytes(online), _free(devices), machine.format_bytes
+    data = memory.nbytes(buffer) - own
+    if free is not None and own + data > machine.SHARE * free:
+        raise InputError(
+            f"data.input: the data take {size(data)} on {where} beside the {size(own)} of replay, and {size(free)} are "
+            "free: use fewer files, or a smaller replay.capacity"
+        )
+    return f"in {size(data)} on {where}"
+
+
+def _free(devices: int) -> tuple[int | None, str]:
+    """Returns the free bytes for each device (None: unknown), and the name of the place."""
     device = jax.local_devices()[0]
     free, shared = memory.available(device), devices if device.platform == "cpu" else 1
     where = "the device" if devices == 1 else f"each of {devices} devices"
-    if free is not None and total * shared > machine.SHARE * free:
-        raise InputError(
-            f"data.input: the data take {machine.format_bytes(total - own)} on {where} beside the "
-            f"{machine.format_bytes(own)} of replay, "
-            f"and {machine.format_bytes(free // shared)} are free: use fewer files, or a smaller replay.capacity"
-        )
-    return f"in {machine.format_bytes(total - own)} on {where}"
+    return None if free is None else free // shared, where
 
 
 def _size(found: Inputs) -> str:
@@ -265,5 +244,4 @@ def _size(found: Inputs) -> str:
     steps = sum(store.num_steps for store in found.train.values())
     held = sum(store.num_steps for store in found.validation.values())
     words = f"data: {counted(episodes, 'episode', ',')} of {counted(steps, 'step', ',')}"
-    words += f", {counted(held, 'more step', ',')} held out" if held else ""
-    return words
+    return words + (f", {counted(held, 'more step', ',')} held out" if held else "")

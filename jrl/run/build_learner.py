@@ -34,8 +34,7 @@ def of_policies(plan: Plan, groups: Sequence[Group], with_data: WithData | None 
     """Makes the learner of all policies of a run; returns its replay's size in words, too.
 
     Args:
-      plan: of the run.
-      groups: of its policies, with their algorithms.
+      groups: groups of the policies, with their algorithms.
       with_data: puts data sets beside the replay of the one policy; None: there are none.
     Raises:
       InputError: as `maker`.
@@ -49,21 +48,16 @@ def of_policies(plan: Plan, groups: Sequence[Group], with_data: WithData | None 
             raise InputError(*(f"policy {group.names[0]}: {message}" for _, message in found))
         seen, shape = learned(plan.cfg.rollout, group.spec), {"devices": plan.learners, "length": plan.learned_length}
         learner_of, size = maker(Sizes(group.cfg), group.algo, seen, **shape, with_data=with_data)
-        made.append(_taught(group, learner_of))
+        made.append(_with_learner(group, learner_of))
         texts.append(size)
     return policies.learning(made, axis_name=parallel.AXIS), "; ".join(filter(None, dict.fromkeys(texts)))
 
 
-def _taught(group: Group, learner_of: MakeLearner) -> Group:
-    bound, taught = group.with_values, group._replace(learner=learner_of(group.cfg.algo, group.algo))
-    if bound is None:
-        return taught
-
-    def with_values(values: PyTree) -> Group:
-        one = bound(values)
-        return one._replace(learner=learner_of(one.cfg.algo, one.algo))
-
-    return taught._replace(with_values=with_values)
+def _with_learner(group: Group, learner_of: MakeLearner) -> Group:
+    add = lambda one: one._replace(learner=learner_of(one.cfg.algo, one.algo))
+    if (of_values := group.with_values) is None:
+        return add(group)
+    return add(group)._replace(with_values=lambda values: add(of_values(values)))
 
 
 def maker(
@@ -73,9 +67,8 @@ def maker(
     words, "" without.
 
     Args:
-      sizes: of a policy.
-      algo, spec: its algorithm and environments.
-      devices: that learn.
+      sizes, algo, spec: the policy's.
+      devices: number of devices that learn.
       length: steps of a rollout.
       with_data: puts data sets beside the replay; None: there are none.
     Raises:
@@ -143,11 +136,11 @@ def buffers(
     """Returns the maker of one device's buffers of a capacity, a gamma and a batch size, as the `replay` section says.
 
     Args:
-      sizes, algo, spec: of the policy.
-      devices: that hold a buffer each.
-      num_envs: columns of it.
-      stack: that observations are stored as frames of; None: whole.
-      extras: what is kept beside each row: shapes and dtypes of one environment.
+      sizes, algo, spec: the policy's.
+      devices: number of devices that hold a buffer each.
+      num_envs: columns of a buffer.
+      stack: frame stacks that are taken apart; None: observations are stored whole.
+      extras: shapes and dtypes of one environment of further columns.
       to_end: see `ring.make`; sequences end where they end.
       by_updates: see `prioritized.sampler`.
     """
@@ -186,10 +179,10 @@ def guarded(on_nonfinite: str, algo: Algo, like: PyTree, make: Callable[[Algo], 
 
 
 def frame_stack(cfg: RunConfig, spec: EnvSpec) -> ring.FrameStack | None:
-    """Counts the images of an observation that are frames of a stack: what is known of EnvPool's Atari, or as told.
+    """Returns the frame stacks of observations, by `replay.frame_stack` or by the options of EnvPool's Atari.
 
     Raises:
-      InputError: replay could not put such stacks together again.
+      InputError: replay cannot rebuild such stacks.
     """
     from jrl.envs import envpool_env
     from jrl.replay import ring
@@ -225,5 +218,5 @@ def frame_stack(cfg: RunConfig, spec: EnvSpec) -> ring.FrameStack | None:
         raise InputError(f"replay.frame_stack {size}: observations {given} are no stacks of {size} images: use 1")
     if known is None:
         return ring.FrameStack(size, axes[0])
-    changes = cfg.custom.env_task is not None  # a curriculum may change the options
-    return ring.FrameStack(size, restarts=known.restarts and not changes)
+    # a curriculum may change the options
+    return ring.FrameStack(size, restarts=known.restarts and cfg.custom.env_task is None)

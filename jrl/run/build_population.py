@@ -25,21 +25,14 @@ class NotOneProgram(InputError):
 
 
 def grouped(configs: Sequence[RunConfig]) -> list[tuple[list[int], str]]:
-    """Groups runs that differ in their seed and their `numbers` alone.
-
-    Returns:
-      The numbers of each group's runs, and why they cannot be one program as far as their configs tell; "" where they
-      may be.
-    """
+    """Returns the indices of each group of runs that differ only in seed and `numbers`, and why they cannot be one
+    program, by their configs; "" if they can."""
     found: list[tuple[object, list[int]]] = []
-    for i, cfg in enumerate(configs):
-        common = _common(cfg)
-        for other, numbers in found:
-            if other == common:
-                numbers.append(i)
-                break
-        else:
-            found.append((common, [i]))
+    for i, common in enumerate(map(_common, configs)):
+        group = next((numbers for other, numbers in found if other == common), None)
+        if group is None:
+            found.append((common, group := []))
+        group.append(i)
     return [(numbers, _why_not([configs[i] for i in numbers])) for _, numbers in found]
 
 
@@ -75,14 +68,14 @@ def _why_not(configs: Sequence[RunConfig]) -> str:
 
 
 def make(configs: Sequence[RunConfig], also: Sequence[RunConfig] = ()) -> tuple[Population, list[build.Run]]:
-    """Makes the program of all members, and of each the Run that has its place in it.
+    """Makes the program of all members, and the Run of each member.
 
     Args:
-      configs: of the members.
-      also: such as members may come to have: the program takes the floats in which these differ, too.
+      configs: configs of the members.
+      also: configs that members may get later: the program takes the floats in which they differ, too.
     Raises:
-      InputError: what cannot be run.
-      NotOneProgram: environments that are no part of a program, or are not pure.
+      InputError: the run cannot be made.
+      NotOneProgram: the environments are not pure, or not part of a program.
     """
     cfg = configs[0]
     wanted, most = cfg.devices, min(len(configs), runtime.cpu_threads())

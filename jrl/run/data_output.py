@@ -40,19 +40,10 @@ _LATEST = 2  # latest marks, which are never deleted: the latest checkpoint may 
 
 
 def stitch_options(policies: Policies, columns: Sequence[str] | None) -> dict[str, Any]:
-    """Returns options of a Stitch whose episodes are recorded.
-
-    Args:
-      policies: config of the run.
-      columns: names of the extras that episodes have; None: all.
-    """
+    """Returns options of a Stitch whose episodes are recorded; `columns`: names of extras of episodes; None: all."""
     options = policies.game_options and {**policies.game_options, "policies": policies.labels}
-    return {**options, "extras": functools.partial(_select_extras, groups=_find_columns(policies), columns=columns)}
-
-
-def _find_columns(policies: Policies) -> Mapping[str, tuple[int, ...]]:
-    """Returns label of a group in extras -> its columns; {} if there is a single policy."""
-    return policies.columns.extras if policies.columns else {}
+    groups = policies.columns.extras if policies.columns else {}
+    return {**options, "extras": functools.partial(_select_extras, groups=groups, columns=columns)}
 
 
 def _recorded_names(extras: Mapping[str, PyTree], groups: Mapping[str, tuple[int, ...]]) -> list[str]:
@@ -106,16 +97,9 @@ def list_directories(root: Path, spec: EnvSpec) -> list[Path]:
 
 def open_writers(root: Path, spec: EnvSpec, meta: Mapping[str, Any], output: OutputConfig) -> list[Writer]:
     """Returns a writer for each kind of agents, with notes on normalized actions."""
-    options: dict[str, Any] = {"max_file_mb": output.max_file_mb, "compress": output.compress}
+    options: dict[str, Any] = {name: getattr(output, name) for name in ("format", "max_file_mb", "compress")}
     return [
-        Writer(
-            where,
-            kind.observation,
-            kind.action,
-            format=output.format,
-            meta={**meta, **describe_actions(kind)},
-            **options,
-        )
+        Writer(where, kind.observation, kind.action, meta={**meta, **describe_actions(kind)}, **options)
         for where, kind in zip(list_directories(root, spec), spaces.by_kind(spec), strict=True)
     ]
 
@@ -130,9 +114,6 @@ def describe_actions(spec: EnvSpec) -> dict[str, Any]:
 class Recorder:
     """Records the episodes of a run's rollouts.
 
-    Args:
-      plan: config of the run, with `data.output`.
-      algo: the algorithm that acts.
     Attributes:
       iteration: present iteration of the run.
     Raises:
@@ -150,14 +131,13 @@ class Recorder:
         self._writers: list[Writer] = []
         self._directories: list[Path] = []
         self._checkpoints: Path | None = None
-        self._check_columns(plan, algo)
+        if wanted := self._output.columns:
+            self._check_columns(plan, algo, wanted)
 
-    def _check_columns(self, plan: Plan, algo: Algo) -> None:
-        wanted = self._output.columns
-        if not wanted:
-            return
+    def _check_columns(self, plan: Plan, algo: Algo, wanted: Sequence[str]) -> None:
         like = rollout_like(plan, plan.spec, algo, length=1, num_envs=plan.spec.num_envs)
-        known = _recorded_names(like.extras, _find_columns(plan.policies))
+        columns = plan.policies.columns
+        known = _recorded_names(like.extras, columns.extras if columns else {})
         if missing := [name for name in wanted if name not in known]:
             raise InputError(
                 f"data.output.columns: expected some of {', '.join(known) or 'none'}, got {', '.join(missing)}: leave "
@@ -167,14 +147,12 @@ class Recorder:
     # ------------------------------------------------------------ start and end
 
     def begin(self, directory: Path | None, iteration: int, *, starts_over: bool = False) -> list[str]:
-        """Opens the files.
+        """Opens the files; returns notes for the user.
 
         Args:
           directory: run directory.
           iteration: iteration of the checkpoint that the run continues from; 0: a new run.
           starts_over: whether a new run replaces an earlier attempt, whose files are deleted.
-        Returns:
-          Notes for the user.
         Raises:
           InputError: there is no path, or the directory has files of another run.
         """
@@ -255,11 +233,10 @@ class Recorder:
             self._prune(marks)
 
     def _prune(self, marks: Path) -> None:
-        numbers, directory = _numbers(marks), self._checkpoints
-        is_known = directory is not None and directory.is_dir()
-        kept = {int(p.name) for p in directory.iterdir() if p.name.isdigit()} if directory and is_known else set()
-        for number in numbers[:-_LATEST]:
-            if number and number not in kept:
+        saved = self._checkpoints.glob("*") if self._checkpoints else ()
+        kept = {"0", *(path.name for path in saved)}
+        for number in _numbers(marks)[:-_LATEST]:
+            if str(number) not in kept:
                 _remove(marks, number)
 
 

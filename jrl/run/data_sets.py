@@ -1,4 +1,4 @@
-"""Data sets as full rings, which a run learns from in the place of environments, or beside them."""
+"""Data sets of a run, `data.input`: read, brought into the policy's spaces, and divided among devices."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -30,23 +30,22 @@ OTHER_ENV = "give the environment that the data are of, or leave env.id out"
 
 
 class Inputs(NamedTuple):
-    """The data sets of a run, as its policy would have written them; by the names of `datasets.shares`."""
+    """The data sets of a run in its policy's spaces, by the names of `datasets.shares`."""
 
     train: dict[str, EpisodeStore]
-    validation: dict[str, EpisodeStore]  # what is held out; {} for nothing
-    spec: EnvSpec  # of one environment
-    checksums: dict[str, str]  # of the data as they were read
-    notes: tuple[str, ...] = ()  # of their readers, and evidence that ends are in other rows
+    validation: dict[str, EpisodeStore]  # held-out episodes; {} if there are none
+    spec: EnvSpec  # spec of one environment
+    checksums: dict[str, str]  # checksums of the data as they were read
+    notes: tuple[str, ...] = ()  # notes of the readers, and evidence that ends are in other rows
 
 
 def read(cfg: RunConfig, env_spec: EnvSpec | None) -> Inputs:
-    """Reads what `data.input` names, and brings it into the policy's spaces.
+    """Reads the data sets of `data.input`, and brings them into the policy's spaces.
 
     Args:
-      cfg: the run.
-      env_spec: of its environments; None: there are none, and the spaces are those of the data.
+      env_spec: spec of the run's environments; None: there are none, and the spaces are those of the data.
     Raises:
-      InputError: files that cannot be read or do not fit, each with what to do.
+      InputError: files cannot be read or do not fit.
     """
     raw = {name: _source(cfg.data, name) for name in datasets.shares(cfg.data) if name != datasets.SAMPLER}
     if env_spec is None:  # a policy's view of data without environments, with history where the run asks for it
@@ -105,7 +104,7 @@ def _spec_of(section: DataConfig, env: EnvConfig, first: EpisodeStore) -> EnvSpe
 
 
 def narrow(space: Space, *, action: bool = False) -> Space:
-    """Returns a space in the dtypes that jax has; of actions in those that policies choose, int32 and float32."""
+    """Returns a space in the dtypes of jax; with `action` in those that policies choose, int32 and float32."""
 
     def leaf(found: Any) -> Any:
         name = NARROW.get(found.dtype, found.dtype)
@@ -129,7 +128,7 @@ def prepared(cfg: RunConfig, store: EpisodeStore, spec: EnvSpec) -> EpisodeStore
     """Returns a store in a policy's spaces and dtypes, with rewards as the config changes them.
 
     Raises:
-      InputError: observations or actions are of another shape than the spaces.
+      InputError: observations or actions have another shape than the spaces.
     """
     reads = traits(cfg.algo).reads_rewards or cfg.network.use_prev_reward or cfg.data.estimate is not None
     if reads and not store.has_rewards:
@@ -141,8 +140,8 @@ def prepared(cfg: RunConfig, store: EpisodeStore, spec: EnvSpec) -> EpisodeStore
     normalized = _is_normalized(cfg.data, store)
     shapes = lambda space: [(path, leaf.shape) for path, leaf in spaces.leaves(space)]
     options = history_options(cfg)
-    told = bool(options) and shapes(store.observation) != shapes(spec.observation)
-    own = spec.env_observation if told and spec.env_observation is not None else spec.observation
+    lacks_history = bool(options) and shapes(store.observation) != shapes(spec.observation)
+    own = spec.env_observation if lacks_history and spec.env_observation is not None else spec.observation
     obs = _cast(store, "observations", store.observation, store.obs, own)
     action = _cast(store, "actions", store.action_space, store.action, spec.action if normalized else env_action)
     columns = dict(store.columns)
@@ -151,21 +150,14 @@ def prepared(cfg: RunConfig, store: EpisodeStore, spec: EnvSpec) -> EpisodeStore
         if LOG_PROB in columns:  # the density of what was chosen, not of what it stood for
             columns[LOG_PROB] = columns[LOG_PROB] + np.float32(shift)
     columns |= {name: column(store) for name, column in _MADE.items() if name in traits(cfg.algo).reads}
-    if told:
-        obs = _remembered(options, spec._replace(observation=own), store, obs, action)
-    return dataclasses.replace(
-        store,
-        observation=spec.observation,
-        action_space=spec.action,
-        obs=obs,
-        action=action,
-        reward=_rewards(cfg.data.reward, store),
-        columns=columns,
-    )
+    if lacks_history:
+        obs = _add_history(options, spec._replace(observation=own), store, obs, action)
+    changes = {"obs": obs, "action": action, "reward": _rewards(cfg.data.reward, store), "columns": columns}
+    return dataclasses.replace(store, observation=spec.observation, action_space=spec.action, **changes)
 
 
 def _cast(store: EpisodeStore, what: str, found: Space, tree: PyTree, wanted: Space) -> PyTree:
-    """Casts arrays of one space to another of the same shapes. Raises InputError: the shapes differ."""
+    """Casts arrays of one space to another of the same shapes. Raises InputError: they do not fit."""
     want, given = spaces.leaves(wanted), spaces.leaves(found)
     if [path for path, _ in want] != [path for path, _ in given] or not all(
         _fits(a, b) for (_, a), (_, b) in zip(given, want, strict=True)
@@ -190,22 +182,15 @@ def _cast(store: EpisodeStore, what: str, found: Space, tree: PyTree, wanted: Sp
 
 
 def _fits(found: Any, wanted: Any) -> bool:
-    """Returns whether arrays of one leaf can be those of another: of its shape, or [N, 1] for [N] and the reverse."""
+    """Returns whether arrays of a leaf can be reshaped: equal shapes, or [N, 1] for [N] and the reverse."""
     if found.shape == wanted.shape:
         return True
     is_one = {found.shape, wanted.shape} == {(), (1,)}
     return is_one and (isinstance(found, Box) or not isinstance(wanted, Box))  # a choice is not a number of a continuum
 
 
-def _remembered(options: Mapping[str, Any], spec: EnvSpec, store: EpisodeStore, obs: PyTree, action: PyTree) -> PyTree:
-    """Adds to observations [R, *] the history that the run's environments would add.
-
-    Args:
-      options: from `history_options`.
-      spec: without that.
-      store: whose rewards are those of the environment.
-      obs, action: [R, *], of the spec.
-    """
+def _add_history(options: Mapping[str, Any], spec: EnvSpec, store: EpisodeStore, obs: PyTree, action: PyTree) -> PyTree:
+    """Adds to observations [R, *] of `spec` the history that the run's environments would add."""
     found = build_history(spec, **options)
     assert found is not None
     at = lambda tree, index: jax.tree.map(lambda x: x[index], tree)
@@ -213,7 +198,7 @@ def _remembered(options: Mapping[str, Any], spec: EnvSpec, store: EpisodeStore, 
     order = np.argsort(-store.lengths(), kind="stable")
     starts, lengths = store.offsets[:-1][order], store.lengths()[order]
     memory, reward = found.empty(len(order)), store.reward.astype(np.float32)
-    for step in range(int(lengths[0]) + 1):  # of all episodes that are so long at once
+    for step in range(int(lengths[0]) + 1):  # all episodes of this length at once
         rows = starts[: np.searchsorted(-lengths, -step, "right")] + step
         before = np.maximum(rows - 1, 0)
         memory = at(memory, slice(len(rows)))
@@ -225,8 +210,8 @@ def _remembered(options: Mapping[str, Any], spec: EnvSpec, store: EpisodeStore, 
 
 
 def _as_chosen(env: Space, policy: Space, action: PyTree) -> tuple[PyTree, float]:
-    """Returns the environment's own actions as the policy would have chosen them, in [-1, 1] where it is mapped to
-    bounds, and the term to add to the logarithm of their density."""
+    """Returns the environment's own actions as the policy's, in [-1, 1] where these are mapped to bounds, and the term
+    to add to the logarithm of their density."""
     total = 0.0
 
     def leaf(own: Any, chosen: Any, x: np.ndarray) -> np.ndarray:
@@ -234,7 +219,7 @@ def _as_chosen(env: Space, policy: Space, action: PyTree) -> tuple[PyTree, float
         if own == chosen or not isinstance(own, Box):
             return x
         (low, high), (least, most) = own.bounds(), chosen.bounds()
-        # as `envs.action_transform` maps them: each element by itself, whatever one of its bounds happens to be
+        # the inverse of `envs.action_transform`, element by element
         affine = np.isfinite(low) & np.isfinite(high) & (least == -1) & (most == 1) & (low < high)
         with np.errstate(invalid="ignore"):  # inf - inf, of elements that are not affine
             scale = np.where(affine, (high - low) / 2, 1.0)
@@ -293,22 +278,14 @@ def to_end(store: EpisodeStore, gamma: float) -> dict[str, np.ndarray]:
 
 
 def extras_of(store: EpisodeStore, names: Sequence[str], gamma: Any) -> dict[str, PyTree]:
-    """Returns further columns [R, *] of a ring by name: TO_END, for which gamma is a number, or those of the store.
-
-    Raises:
-      InputError: the store lacks one.
-    """
+    """Returns further columns [R, *] of a ring: TO_END, or columns of the store. Raises InputError: one is missing."""
     if missing := [name for name in names if name != TO_END and name not in store.columns]:
         raise InputError(f"data.input: {store.name} has no column {', '.join(missing)}, which the algorithm needs")
     return {name: to_end(store, float(np.asarray(gamma))) if name == TO_END else store.columns[name] for name in names}
 
 
 def deal(store: EpisodeStore, devices: int) -> list[EpisodeStore]:
-    """Deals the episodes of a store to the devices, about as many rows to each.
-
-    Raises:
-      InputError: there are fewer episodes than devices.
-    """
+    """Divides the episodes among devices, about as many rows for each. Raises InputError: too few episodes."""
     if devices == 1:
         return [store]
     if store.num_episodes < devices:
@@ -316,7 +293,6 @@ def deal(store: EpisodeStore, devices: int) -> list[EpisodeStore]:
             f"data.input: {store.name} has {counted(store.num_episodes, 'episode')} for {devices} devices: use fewer"
         )
     which = np.searchsorted(np.linspace(0, store.num_rows, devices + 1)[1:-1], store.offsets[:-1], "right")
-    which = np.maximum.accumulate(np.maximum(which, 0))
     parts = [np.flatnonzero(which == d) for d in range(devices)]
     if any(len(part) == 0 for part in parts):
         parts = [np.arange(store.num_episodes)[d::devices] for d in range(devices)]

@@ -46,11 +46,9 @@ def run(args: argparse.Namespace) -> int:
         errors.append(f"--methods names nothing: expected some of {','.join(_METHODS)}")
     if args.gamma is not None and not 0 <= args.gamma <= 1:
         errors.append(f"--gamma: expected a number in [0, 1], got {args.gamma:g}")
-    for name in ("episodes", "updates"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            errors.append(f"--{name}: expected at least 1, got {getattr(args, name)}")
-    if args.seed < 0:
-        errors.append(f"--seed: expected a number of at least 0, got {args.seed}")
+    for name, least, number in (("episodes", 1, args.episodes), ("updates", 1, args.updates), ("seed", 0, args.seed)):
+        if number is not None and number < least:
+            errors.append(f"--{name}: expected at least {least}, got {number}")
     if errors:
         raise InputError(*errors)
     report, about = _report(args, methods)
@@ -94,10 +92,11 @@ def _report(args: argparse.Namespace, methods: tuple[str, ...]) -> tuple["Estima
     store = data.read(args.paths, args.source_format)
     try:
         store = data_sets.prepared(cfg, store, spec)
-    except InputError as e:  # of a run that names its data
+    except InputError as e:  # its fix names keys of a run
         fix = "give data of the environment that the policy was trained in"
-        told = (text.removeprefix("data.input: ").replace(data_sets.OTHER_ENV, fix) for text in e.errors)
-        raise InputError(*told) from e
+        raise InputError(
+            *(text.removeprefix("data.input: ").replace(data_sets.OTHER_ENV, fix) for text in e.errors)
+        ) from e
     how = datasets.EstimateConfig(methods=methods, episodes=args.episodes, explore=args.explore)  # type: ignore[arg-type]  # they were looked at
     if args.updates is not None:
         how = dataclasses.replace(how, fqe=dataclasses.replace(how.fqe, updates=args.updates))

@@ -67,9 +67,8 @@ class ReturnEstimator:
 
     Args:
       gamma: discount of the rewards.
-      network: of the policies.
       how: options of the estimates.
-      algo, spec: algorithm and spec of the policies.
+      network, algo, spec: network, algorithm and spec of the policies.
       store: recorded episodes, in the policies' spaces.
       fix: how a user selects the method `dm`, and exploring policies; for error messages.
     Raises:
@@ -107,9 +106,8 @@ class ReturnEstimator:
         )
         q = value = None
         if self._fit is not None and found.choices is not None:
-            q, value = (
-                self._padded(x, more) for x, more in zip(self._fit(found.choices, fit_key), (0, 1), strict=True)
-            )
+            q, value = self._fit(found.choices, fit_key)
+            q, value = self._padded(q), self._padded(value, 1)
             ended = np.flatnonzero(store.terminated)
             value[ended, store.lengths()[ended]] = 0.0
         ratio = np.zeros(store.num_rows, np.float32)
@@ -118,12 +116,10 @@ class ReturnEstimator:
         mask = np.arange(store.lengths().max())[None] < store.lengths()[:, None]
         episodes = RatedEpisodes(self._padded(store.reward), mask, self._padded(ratio), q, value)
         interval, ess, mean_ratio, mean = jax.device_get(_estimated(how.methods, self._gamma, episodes))
-        estimates: dict[str, dict[str, float]] = {
-            name: {field: float(x[i]) for field, x in interval._asdict().items()} for i, name in enumerate(how.methods)
-        }
-        weighs = self._request.log_prob
-        told = tuple(_warnings(self._gamma, how.methods, store, float(ess), float(mean_ratio), weighs))
-        return EstimateReport(estimates, float(ess) if weighs else None, store.num_episodes, float(mean), told)
+        fields, weighs = interval._asdict().items(), self._request.log_prob
+        estimates = {str(name): {field: float(x[i]) for field, x in fields} for i, name in enumerate(how.methods)}
+        warned = tuple(_warnings(self._gamma, how.methods, store, float(ess), float(mean_ratio), weighs))
+        return EstimateReport(estimates, float(ess) if weighs else None, store.num_episodes, float(mean), warned)
 
     def _padded(self, x: Array, more: int = 0) -> np.ndarray:
         """Returns values [R] as [E, T + more], with arbitrary padding."""
@@ -160,6 +156,8 @@ _OF_RATIOS = {
 
 
 class _Fit:
+    """Fitted Q evaluation on one data set."""
+
     def __init__(self, network: NetworkConfig, how: EstimateConfig, spec: EnvSpec, store: EpisodeStore, gamma: float):
         self._settings, self._store = how.fqe, store
         to_end = data_sets.to_end(store, gamma)["reward"][store.is_step()]
@@ -213,34 +211,19 @@ class ScheduledEstimates:
     """Schedules the estimates during a run that learns from data only.
 
     Args:
-      seed: of the run.
-      every: updates between two estimates; None: there is one with each evaluation.
-      estimator: estimator on the data of the run.
+      every: updates between two estimates; None: estimates are made with each evaluation.
     """
 
     def __init__(self, seed: int, every: int | None, estimator: ReturnEstimator):
         self._seed, self._every, self._estimator = seed, every, estimator
-        self._reached: Callable[[StepInfo], bool] = lambda info: False
+        self.with_evaluations = every is None
+        self.is_due: Callable[[StepInfo], bool] = lambda info: False
         self._warned: set[str] = set()
 
     def begin(self, updates: int, most: int) -> None:
         """Starts to count from `updates` updates; a call makes `most` updates."""
         if self._every is not None:
-            self._reached = reporter.reached(self._every, most=most, env_steps=updates)
-
-    @property
-    def with_evaluations(self) -> bool:
-        """Returns whether each evaluation has estimates; False: estimates are made every N updates."""
-        return self._every is None
-
-    def after(self, info: StepInfo, actor: Callable[[PyTree], PyTree]) -> dict[str, float]:
-        """Returns the metrics of estimates that are due after a call, else {}.
-
-        Args:
-          info: the call.
-          actor: (learner's state) -> ActorState.
-        """
-        return self.estimate(actor(info.state.learner), info.iteration) if self._reached(info) else {}
+            self.is_due = reporter.every_steps(self._every, most=most, env_steps=updates)
 
     def estimate(self, actor: PyTree, iteration: int) -> dict[str, float]:
         """Returns the metrics of an ActorState's estimates after `iteration` iterations."""
@@ -294,12 +277,9 @@ def _check_choice(algo: Algo, spec: EnvSpec, explore: bool, methods: Sequence[st
     if algo.choice is None:
         raise InputError(f"the algorithm does not tell the probability of actions, for {', '.join(methods)}: {fix[0]}")
 
-    def asked(key: Key, obs: PyTree) -> None:
-        assert algo.choice is not None
-        algo.choice(algo.actor(algo.init(key)), obs, algo.carry(1), explore)
-
     try:
-        jax.eval_shape(asked, jax.random.key(0), spaces.elements(spec.observation, 1))
+        choose = lambda key, obs: algo.choice(algo.actor(algo.init(key)), obs, algo.carry(1), explore)
+        jax.eval_shape(choose, jax.random.key(0), spaces.elements(spec.observation, 1))
     except InputError as e:
         other = "" if explore else f", or judge it with the noise of its exploration: {fix[1]}"
         raise InputError(f"{', '.join(methods)}: {e}: judge it by its values: {fix[0]}{other}") from e
@@ -329,6 +309,3 @@ def _warnings(
             yield f"{share}: without a discount {', '.join(bootstraps)} count on without an end: use a gamma below 1"
         elif bootstraps and weighs:
             yield f"{share}: {', '.join(bootstraps)} count what comes behind, the others what was recorded"
-
-
-__all__ = ["EstimateReport", "ReturnEstimator", "ScheduledEstimates", "build_estimates", "check_log_probs"]

@@ -22,16 +22,15 @@ _MAX_EPISODES = 1000  # episodes whose returns and lengths a row lists
 class Schedule:
     """Plays the evaluations of a session when they are due, calls callbacks, and adds the metrics to result rows.
 
+    The session calls `prepare`, `start` once its reporter exists, and `close`.
+
     Attributes:
       decides: (metrics `evaluation/...`) -> whether the run acts on them, such as ending. A parallel evaluation is then
         repeated with the present weights.
-      evaluations: plays the evaluations.
 
     Args:
-      session: the session, which calls `prepare`, `start` once its reporter exists, and `close`.
-      callback_list: callbacks of the user.
       callback_target: object that callbacks and a custom evaluation function get as `algorithm`.
-      directory: run directory, for videos; None: `run.out`.
+      directory: run directory, for videos.
     Raises:
       InputError: see `Evaluations`.
     """
@@ -57,8 +56,8 @@ class Schedule:
         self._plays = datasets.plays(cfg)  # without environments an evaluation is the estimates by `data.estimate`
         self._parallel = cfg.evaluation.parallel and self._plays
         self._estimated: dict[str, float] = {}  # estimates of the unfinished evaluation
-        self._is_reached: Callable[[StepInfo], bool] | None = None
-        self._is_due = False  # an evaluation belongs to the next row
+        self._is_reached: Callable[[StepInfo], bool] = lambda info: False
+        self._in_next_row = False  # whether `is_due` has scheduled an evaluation for the next row
 
     @property
     def evaluations(self) -> "Evaluations":
@@ -86,7 +85,7 @@ class Schedule:
             self._session.reporter.extra.update(self.evaluations.nan_metrics())
         if self._settings.every:
             most, done = self._session.steps_per_call, self._session.env_steps
-            self._is_reached = reporter.reached(self._settings.every, most=most, env_steps=done)
+            self._is_reached = reporter.every_steps(self._settings.every, most=most, env_steps=done)
 
     def close(self) -> None:
         if self._evaluations is not None:
@@ -96,17 +95,17 @@ class Schedule:
 
     # ------------------------------------------------------------ when
 
-    def reached(self, info: StepInfo) -> bool:
+    def is_due(self, info: StepInfo) -> bool:
         """Returns whether an evaluation by `evaluation.every` is due after a call, for the row that ends here.
 
         A parallel evaluation starts now and ends with a later row, unless another evaluation is unfinished.
         """
-        if self._is_reached is None or not self._is_reached(info):
+        if not self._is_reached(info):
             return False
         if self._parallel and not self.is_busy:
             self._run_due()
             return False
-        self._is_due = True
+        self._in_next_row = True
         return True
 
     def in_row(self, ahead: int) -> bool:
@@ -129,8 +128,8 @@ class Schedule:
             if self.decides({f"evaluation/{name}": value for name, value in found.items()}):
                 self.play()  # the evaluated weights are lost: repeat with the present weights
         # a parallel evaluation of the following row starts now
-        if self._is_due or self.in_row(1 + self._parallel):
-            self._is_due = False
+        if self._in_next_row or self.in_row(1 + self._parallel):
+            self._in_next_row = False
             self._run_due()
 
     def _run_due(self) -> None:
@@ -145,30 +144,29 @@ class Schedule:
     # ------------------------------------------------------------ one evaluation
 
     def _begin(self) -> None:
-        self.evaluations.begin(self._start_evaluation(), **self._count())
+        count = self._session.iteration
+        self.evaluations.begin(self._start_evaluation(), count=count, version=count)
 
     def play(self, duration: int | None = None) -> dict[str, Any]:
         """Plays an evaluation with the present weights; see `Session.evaluate`."""
         self._finish()
-        actor = self._start_evaluation()
-        plays = self._plays or not self._estimated
-        return self._report(self.evaluations.play(actor, **self._count(), duration=duration) if plays else {})
+        actor, count = self._start_evaluation(), self._session.iteration
+        if self._estimated and not self._plays:
+            return self._report({})
+        return self._report(self.evaluations.play(actor, count=count, version=count, duration=duration))
 
     def _finish(self) -> dict[str, Any]:
         metrics = self.evaluations.finish() if self._evaluations is not None else None
         return {} if metrics is None else self._report(metrics)
-
-    def _count(self) -> dict[str, int]:
-        return {"count": self._session.iteration, "version": self._session.iteration}
 
     def _start_evaluation(self) -> PyTree:
         """Calls callbacks, estimates and video of a new evaluation; returns its actor."""
         if self._callbacks:
             self._callbacks.call("on_evaluate_start", algorithm=self._callback_target)
         actor = self._session.actor()
-        judge = self._session.run.judge
-        if judge and judge.with_evaluations:
-            self._estimated = judge.estimate(actor, self._session.iteration)
+        estimates = self._session.run.estimates
+        if estimates and estimates.with_evaluations:
+            self._estimated = estimates.estimate(actor, self._session.iteration)
         if self._videos:
             self._videos.begin(actor, self._session.counted())
         return actor

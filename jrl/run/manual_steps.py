@@ -117,37 +117,32 @@ def set_weights_by_id(session: BaseSession, method: str, weights: Mapping[str, A
 
 
 class ManualSteps:
-    """Makes the manual steps of one run."""
+    """Makes the manual steps of one run; `programs`: compiled programs by name, to be cleared when the run changes."""
 
     def __init__(self, session: BaseSession):
         self._session = session
         self._calls = _FIRST
-        self._programs: dict[str, Callable[..., Any]] = {}
-
-    def forget_programs(self) -> None:
-        """Drops the compiled programs, after a rebuild of the run."""
-        self._programs.clear()
+        self.programs: dict[str, Callable[..., Any]] = {}
 
     def _program(self, name: str, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-        if name not in self._programs:
-            self._programs[name] = make()
-        return self._programs[name]
+        if name not in self.programs:
+            self.programs[name] = make()
+        return self.programs[name]
 
-    def _call(self) -> int:
+    def _number(self) -> tuple[int, int, int]:
+        """Returns (seed, iteration, number of this call), for keys."""
         self._calls += 1
-        return self._calls
+        return self._session.config.run.seed, self._session.iteration, self._calls
 
     def key(self, role: Role) -> Key:
         """Returns a new key at each call."""
-        session = self._session
-        return jax.random.fold_in(role_key(session.config.run.seed, role, session.iteration), self._call())
+        seed, iteration, call = self._number()
+        return jax.random.fold_in(role_key(seed, role, iteration), call)
 
     # ------------------------------------------------------------ sampling
 
     def sample(self) -> tuple[Rollout, Episodes]:
-        """Collects the next rollout [T, B] of all environments, on the host; training continues after the rollout.
-
-        Its steps are counted when the run learns from the rollout.
+        """Collects the next rollout [T, B] of all environments, on the host. Its steps are counted when it is learned.
 
         Raises:
           InputError: EnvPool steps the environments inside the program that learns, or there are no environments.
@@ -162,9 +157,8 @@ class ManualSteps:
                 f"sample: {session.config.env.id} is stepped by EnvPool inside the program that learns: use "
                 "rollout.collector host"
             )
-        number = session.config.run.seed, session.iteration, self._call()
         start = session.run.policies.ahead(program, session.state)
-        state, *collected = program.collect(start, *number)
+        state, *collected = program.collect(start, *self._number())
         session.replace_state(program.discontinue(state))
         rollout, report = jax.device_get(collected)
         return rollout, report
@@ -203,9 +197,10 @@ class ManualSteps:
         session = self._session
         self._check("learn_on_batch", batch)
         if isinstance(batch, Rollout):
+            program, steps = session.run.program, count_steps(batch, session.run.policies)
             batch = dataclasses.replace(batch, contiguous=np.zeros_like(batch.contiguous))
-            steps = count_steps(batch, session.run.policies)
-            state, metrics = self._learn_rollout(batch)
+            placed = parallel.shard(batch, session.run.plan.mesh, parallel.ROLLOUT)
+            state, metrics = program.learn(program.discontinue(session.state), placed, *self._number())
         else:
             self._check_single_policy("learn_on_batch of a batch")
             steps = NO_STEPS
@@ -215,13 +210,6 @@ class ManualSteps:
         if found.get(NOT_FINITE):
             raise FloatingPointError("learn_on_batch: the update was not finite: the state is unchanged")
         return found
-
-    def _learn_rollout(self, rollout: Rollout):
-        session = self._session
-        program = session.run.program
-        placed = parallel.shard(rollout, session.run.plan.mesh, parallel.ROLLOUT)
-        number = session.config.run.seed, session.iteration, self._call()
-        return program.learn(program.discontinue(session.state), placed, *number)
 
     def _learn_batch(self, batch: Batch | SequenceBatch):
         run, state, same = self._session.run, self._session.state, parallel.REPLICATED
@@ -273,9 +261,8 @@ class ManualSteps:
         session, run = self._session, self._session.run
         self._check_single_policy("apply_gradients")
         state = run.program.keep(session.state).learner
-        shapes = lambda tree: jax.tree.map(np.shape, tree)
-        if shapes(given) != shapes(state.params):
-            raise ValueError(f"apply_gradients: expected the shapes {shapes(state.params)}, got {shapes(given)}")
+        if (shapes := jax.tree.map(np.shape, given)) != (wanted := jax.tree.map(np.shape, state.params)):
+            raise ValueError(f"apply_gradients: expected the shapes {wanted}, got {shapes}")
         if not all(np.isfinite(x).all() for x in jax.tree.leaves(given)):
             raise ValueError("apply_gradients: expected finite gradients: the state is unchanged")
 
@@ -289,7 +276,8 @@ class ManualSteps:
                 zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self._like(algo, key))
                 after = algo.update(dataclasses.replace(state, opt_state=opt_state), zeros, key)[0]
                 own = jax.tree.map(lambda node: node.state, after.opt_state, is_leaf=gradients.is_node)
-                moved = {f.name: getattr(after, f.name) for f in dataclasses.fields(after) if _is_updated(f.name)}
+                is_updated = lambda name: name in ("params", "updates") or name.startswith("target_")
+                moved = {name: x for name, x in vars(after).items() if is_updated(name)}
                 return dataclasses.replace(state, **{**moved, "opt_state": own})
 
             same = parallel.REPLICATED
@@ -318,16 +306,10 @@ class ManualSteps:
     def _like(self, algo: Algo, key: Key) -> PyTree:
         run = self._session.run
         if algo.on_policy:
-            length, columns = self._rollout_shape()
-            sizes = {"length": length, "num_envs": columns // run.plan.learners}
-            return rollout_like(run.plan, run.spec, algo, **sizes)
+            num_envs = run.plan.columns // run.plan.learners
+            return rollout_like(run.plan, run.spec, algo, length=run.plan.learned_length, num_envs=num_envs)
         assert run.learn.sample is not None
         return jax.eval_shape(run.learn.sample, jax.eval_shape(run.learn.init_replay), key)
-
-    def _rollout_shape(self) -> tuple[int, int]:
-        """Returns (steps, columns) of a rollout."""
-        plan = self._session.run.plan
-        return plan.learned_length, plan.columns
 
     def _check_single_policy(self, method: str) -> None:
         """Raises InputError: several policies learn."""
@@ -343,7 +325,8 @@ class ManualSteps:
         cfg, name = session.config, algo_name(session.config)
         from_data = isinstance(session.run.program, Offline)  # which takes no rollouts
         if isinstance(batch, Rollout) and (session.run.algo.on_policy or method == "learn_on_batch") and not from_data:
-            shape, wanted = tuple(batch.reward.shape), self._rollout_shape()
+            plan = session.run.plan
+            shape, wanted = tuple(batch.reward.shape), (plan.learned_length, plan.columns)
             if shape != wanted:
                 raise InputError(
                     f"{method}: expected a rollout of {wanted[0]} steps of {wanted[1]} environments, got {shape}: "
@@ -351,9 +334,11 @@ class ManualSteps:
                 )
             return
         if session.run.algo.on_policy:
-            raise InputError(f"{method}: {name} learns from a Rollout, as from sample(), got {_kind(batch)}")
+            raise InputError(f"{method}: {name} learns from a Rollout, as from sample(), got a {type(batch).__name__}")
         if not isinstance(batch, Batch | SequenceBatch):
-            raise InputError(f"{method}: {name} learns from a Batch, as from sample_replay(), got {_kind(batch)}")
+            raise InputError(
+                f"{method}: {name} learns from a Batch, as from sample_replay(), got a {type(batch).__name__}"
+            )
         assert cfg.replay is not None
         if len(batch.weight) != cfg.replay.batch_size:
             raise InputError(
@@ -362,14 +347,10 @@ class ManualSteps:
 
 
 def count_steps(rollout: Rollout, policies: Policies | None = None) -> Clock:
-    """Returns the environment and agent steps of a rollout, as an iteration counts them.
+    """Returns the environment and agent steps of a rollout on the host, as an iteration counts them.
 
     If rows of a game's agents are not aligned in time, `COUNTS_STEP` marks the game steps of each policy: the count is
-    that of the policy with most steps.
-
-    Args:
-      rollout: rollout on the host.
-      policies: policies of the run; None: one policy.
+    that of the policy with most steps. `policies`: of the run; None: one policy.
     """
     mask = np.asarray(rollout.mask)
     if rollout.over is not None:
@@ -391,11 +372,3 @@ def count_steps(rollout: Rollout, policies: Policies | None = None) -> Clock:
 def concat_samples(rollouts: Sequence[Rollout]) -> Rollout:
     """Returns the rollouts [T, b] of several workers as one rollout [T, B], in numpy."""
     return parallel.join_columns(jax.device_get(list(rollouts)))
-
-
-def _is_updated(name: str) -> bool:
-    return name in ("params", "updates") or name.startswith("target_")
-
-
-def _kind(given: Any) -> str:
-    return f"a {type(given).__name__}"

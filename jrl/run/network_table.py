@@ -1,8 +1,8 @@
 """The parameters of a run's networks: `python -m jrl.config show CONFIG --network`."""
 
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import jax
 
@@ -12,22 +12,8 @@ from jrl.run import build, build_collect
 from jrl.run.preflight import resolved
 
 
-class LayerRow(NamedTuple):
-    """One array of parameters."""
-
-    name: str  # dotted path; its first part is the part of the networks that it belongs to
-    shape: tuple[int, ...]
-    dtype: str
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-
-def rows(cfg: RunConfig) -> list[LayerRow]:
-    """Returns the arrays that a run would learn, in the order of their names; none is made.
-
-    Makes one environment, for its spaces.
+def parameters(cfg: RunConfig) -> dict[str, Any]:
+    """Returns dotted path -> shape and dtype of each array that a run would learn. Makes one environment.
 
     Raises:
       InputError: the environment, or the networks for its spaces, cannot be made.
@@ -37,25 +23,19 @@ def rows(cfg: RunConfig) -> list[LayerRow]:
     state = jax.eval_shape(algo.init, jax.random.key(0))
     params = {name: one.params for name, one in state.items()} if isinstance(state, dict) else state.params
     name = lambda path: jax.tree_util.keystr(path, simple=True, separator=".")
-    return [LayerRow(name(path), tuple(x.shape), str(x.dtype)) for path, x in jax.tree.leaves_with_path(params)]
+    return {name(path): x for path, x in jax.tree.leaves_with_path(params)}
 
 
-def totals(found: list[LayerRow]) -> dict[str, int]:
-    """Returns the number of parameters by part of the networks."""
-    parts = {row.name.partition(".")[0]: 0 for row in found}
-    for row in found:
-        parts[row.name.partition(".")[0]] += row.size
-    return parts
-
-
-def lines(found: list[LayerRow]) -> Iterator[str]:
-    """Yields the lines of a table: each array, each part, and all of them."""
+def lines(arrays: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the lines of a table: each array, each part (first name of a path), and all of them."""
+    parts: dict[str, int] = {}
+    for name, x in arrays.items():
+        part = name.partition(".")[0]
+        parts[part] = parts.get(part, 0) + math.prod(x.shape)
     cells = [("name", "shape", "dtype", "parameters")]
-    cells += [(row.name, str(list(row.shape)), row.dtype, f"{row.size:,}") for row in found]
-    parts = totals(found)
-    sums = [(name, "", "", f"{count:,}") for name, count in parts.items()]
-    sums.append(("all", "", "", f"{sum(parts.values()):,}"))
-    widths = [max(len(cell) for cell in column) for column in zip(*cells, *sums, strict=True)]
+    cells += [(name, str(list(x.shape)), str(x.dtype), f"{math.prod(x.shape):,}") for name, x in arrays.items()]
+    sums = [(name, "", "", f"{count:,}") for name, count in [*parts.items(), ("all", sum(parts.values()))]]
+    widths = [max(map(len, column)) for column in zip(*cells, *sums, strict=True)]
     ruler = "-" * (sum(widths) + 2 * len(widths) - 2)
     for i, (name, shape, dtype, count) in enumerate(cells + sums):
         if i in (1, len(cells)):

@@ -14,15 +14,10 @@ from jrl.types import EnvSpec
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan(Sizes):
-    """Sizes and policies of a run or an env runner, made once and passed on.
+    """Sizes and policies of a run or an env runner, made once and passed on."""
 
-    Attributes:
-      spec: the environments of one pool.
-      devices: devices of the run; None: of an env runner, which learns nothing.
-    """
-
-    spec: EnvSpec
-    devices: parallel.Devices | None = None
+    spec: EnvSpec  # environments of one pool
+    devices: parallel.Devices | None = None  # devices of the run; None: an env runner, which learns nothing
 
     @functools.cached_property
     def policies(self) -> agents.Policies:
@@ -41,12 +36,12 @@ class Plan(Sizes):
 
     @functools.cached_property
     def pools(self) -> int:
-        """Returns the parts of the environments: one for each env runner, or for each device that acts."""
+        """Returns the number of parts of the environments: env runners, or devices that act."""
         return self.num_pools(self.learners)
 
     @functools.cached_property
     def whole_episode_rows(self) -> int:
-        """Returns the rows that a rollout of whole episodes has beyond `length`; 0 where episodes may be cut.
+        """Returns the rows of a rollout of whole episodes beyond `length`; 0 if episodes may be cut.
 
         Raises:
           InputError: there is no known limit of an episode's length.

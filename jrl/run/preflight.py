@@ -1,4 +1,4 @@
-"""Checks of a run before it begins: its environments, and the agents that only these, or a run's clients, can name."""
+"""Checks of a run before it begins: its environments, and the agents that environments or clients name."""
 
 import dataclasses
 from pathlib import Path
@@ -15,13 +15,11 @@ from jrl.types import EnvSpec
 
 
 def check(cfg: RunConfig) -> RunConfig:
-    """Checks the environments and loggers of a run without making one. Imports the environments' library.
+    """Checks environments and loggers of a run without making one; returns the config with its agents, see `resolved`.
 
-    Returns:
-      The config, with what only the environment can say of its agents.
     Raises:
-      InputError: what is wrong with them.
-      ImportError: that library is not there.
+      InputError: the environments or loggers cannot be used.
+      ImportError: the environments' library is missing.
     """
     errors = loggers.check(cfg.run.log)
     try:
@@ -35,22 +33,22 @@ def check(cfg: RunConfig) -> RunConfig:
 
 
 def on_failure(runners: EnvRunnersConfig) -> OnFailure:
-    """Returns what becomes of an environment that fails."""
+    """Returns how a failed environment is handled."""
     return OnFailure(runners.restart_failed_sub_environments, runners.env_step_timeout_s)
 
 
 def check_environments(env: EnvConfig, runners: EnvRunnersConfig, vectors: int) -> None:
-    """Raises InputError with what is wrong with the environments of a run in so many vectors, without making one."""
+    """Raises InputError: the environments of a run, divided into `vectors` vectors, cannot be made."""
     section = dataclasses.replace(env, num_envs=env.num_envs // vectors)
     if errors := envs.check(section, on_failure=on_failure(runners)):
         raise InputError(*errors)
 
 
 def resolved(cfg: RunConfig) -> RunConfig:
-    """Fills in what only the environment can say of its agents; a run with one agent stays as it is.
+    """Returns the config with the agents of its environment; a run with one agent is unchanged.
 
     Raises:
-      InputError: agents, policies or mapping do not go together, or the environment cannot be made.
+      InputError: agents, policies or mapping do not fit, or the environment cannot be made.
     """
     if datasets.alone(cfg) or (cfg.external is None and cfg.multi_agent is None and not envs.is_multi_agent(cfg.env)):
         return cfg
@@ -85,10 +83,10 @@ def _with_clients_agents(cfg: RunConfig) -> RunConfig:
 
 
 def spec_of_clients(given: ExternalConfig | None, env: EnvConfig) -> EnvSpec:
-    """Returns the spaces of what clients play: those of the config, of a run, or of an environment.
+    """Returns the spaces of clients' episodes: those of the config, of a run, or of an environment.
 
     Raises:
-      InputError: there are none, or they do not go together.
+      InputError: there are none, or they do not fit.
     """
     assert given is not None
     if given.observation is not None and given.action is not None:
@@ -108,11 +106,6 @@ def _spec_of_env(section: EnvConfig) -> EnvSpec:
 
 
 def _recorded(path: str) -> EnvSpec:
-    """Returns the spec of the environments that a run directory or checkpoint was trained in.
-
-    Raises:
-      InputError: there is no checkpoint, or it is damaged.
-    """
     try:
         found = checkpoint.read_spec(checkpoint.read_meta(checkpoint.locate(Path(path))))
     except InputError as e:
@@ -129,9 +122,7 @@ def _kinds(spec: EnvSpec) -> dict[tuple[str, ...], str]:
 
 
 def check_agents(cfg: RunConfig, spec: EnvSpec, learners: int) -> None:
-    """Raises InputError: the environments turned out to have several agents, or collecting does not go with them, or
-    with so many devices that learn; or they have one agent, and metrics of several are named.
-    """
+    """Raises InputError: the config does not fit environments with several agents, or with one."""
     if not spec.agents:
         if errors := multi_agent.alone_faults(cfg):
             raise InputError(*errors)

@@ -1,6 +1,7 @@
 """python -m jrl.data record RUN... --out DIR: records a data set with trained policies or random actions."""
 
 import argparse
+import functools
 import math
 import shutil
 from collections.abc import Iterator, Sequence
@@ -28,13 +29,8 @@ def parser() -> argparse.ArgumentParser:
     checkpoint.add_argument(
         "--latest", action="store_false", dest="best", default=None, help="take the latest checkpoint of each run"
     )
-    p.add_argument(
-        "--mix",
-        nargs="+",
-        default=[],
-        metavar="RUN=SHARE",
-        help="shares of the steps; `random` is a policy",
-    )
+    mix_help = "shares of the steps; `random` is a policy"
+    p.add_argument("--mix", nargs="+", default=[], metavar="RUN=SHARE", help=mix_help)
     p.add_argument("--random", type=float, default=0.0, metavar="SHARE", help="share of steps with random actions")
     p.add_argument("--env", help="id of the environment for random actions, without RUN")
     p.add_argument("--steps", type=int, default=100_000, help="steps, summed over environments (default 100000)")
@@ -66,17 +62,10 @@ def run(args: argparse.Namespace) -> int:
 
 def read_shares(args: argparse.Namespace) -> list[tuple[str, float]]:
     """Returns (run or `random`, share of the steps) of each policy. Raises InputError."""
-    errors = [
-        f"--{name}: expected {expected}, got {value}"
-        for name, value, expected, is_valid in (
-            ("random", args.random, "a share from 0 to 1", 0 <= args.random <= 1),
-            ("epsilon", args.epsilon, "a share from 0 to 1", 0 <= args.epsilon <= 1),
-            ("steps", args.steps, "at least 1", args.steps >= 1),
-            ("num-envs", args.num_envs, "at least 1", args.num_envs >= 1),
-        )
-        if not is_valid
-    ]
-    if errors:
+    shares = (("random", args.random), ("epsilon", args.epsilon))
+    errors = [f"--{name}: expected a share from 0 to 1, got {x}" for name, x in shares if not 0 <= x <= 1]
+    counts = (("steps", args.steps), ("num-envs", args.num_envs))
+    if errors := errors + [f"--{name}: expected at least 1, got {x}" for name, x in counts if x < 1]:
         raise InputError(*errors)
     if args.mix and (args.runs or args.random):
         raise InputError("--mix: expected no other runs and no --random, since it names all policies: leave them out")
@@ -89,8 +78,8 @@ def read_shares(args: argparse.Namespace) -> list[tuple[str, float]]:
         )
     if not args.runs and rest:
         raise InputError("record: expected a policy, got none: give a run, or --env ID --random 1")
-    shares = [(name, rest / len(args.runs)) for name in args.runs]
-    return [*shares, (_RANDOM, args.random)] if args.random else shares
+    found = [(name, rest / len(args.runs)) for name in args.runs]
+    return [*found, (_RANDOM, args.random)] if args.random else found
 
 
 def _read_mix(texts: Sequence[str]) -> list[tuple[str, float]]:
@@ -143,11 +132,8 @@ def _load_behaviours(args: argparse.Namespace, shares: list[tuple[str, float]]) 
     from jrl.play import behaviour_policy
 
     settings = args.overrides
-    trained = {
-        name: behaviour_policy.load_behaviour(name, share, best=args.best, settings=settings)
-        for name, share in shares
-        if name != _RANDOM
-    }
+    load = functools.partial(behaviour_policy.load_behaviour, best=args.best, settings=settings)
+    trained = {name: load(name, share) for name, share in shares if name != _RANDOM}
     if trained and args.env:
         raise InputError("--env: expected no environment, since each run has its own: leave it out")
     if not trained and not args.env:
@@ -176,12 +162,10 @@ def _play(args: argparse.Namespace, behaviours: "list[Behaviour]", directory: Pa
             raise InputError(
                 f"{behaviours[0].name} and {behaviour.name} have different observations, actions or agents"
             )
-    has_log_prob = [
-        behaviour_policy.build_act(behaviour, spec, action_options)[1]
-        for behaviour, spec in zip(behaviours, specs, strict=True)
-    ]
-    for behaviour, is_known in zip(behaviours, has_log_prob, strict=True):
-        if not is_known:
+    has_log_prob = True
+    for behaviour, spec in zip(behaviours, specs, strict=True):
+        if not behaviour_policy.build_act(behaviour, spec, action_options)[1]:
+            has_log_prob = False
             print(f"{behaviour.name}: the probability of its actions is unknown: the data set has no log_prob")
     meta: dict[str, Any] = {"env": behaviours[0].cfg.env.id, "source": "jrl", "seed": args.seed}
     is_one_file = args.format not in formats.FILE_FORMATS
@@ -195,19 +179,18 @@ def _play(args: argparse.Namespace, behaviours: "list[Behaviour]", directory: Pa
     for index, behaviour in enumerate(behaviours):
         steps = max(1, round(behaviour.share * args.steps))
         options: dict[str, Any] = {"seed": args.seed, "index": index, "num_envs": args.num_envs}
-        behaviour_policy.play(behaviour, steps, take, options=action_options, log_prob=all(has_log_prob), **options)
+        behaviour_policy.play(behaviour, steps, take, options=action_options, log_prob=has_log_prob, **options)
     for writer in writers:
         writer.close()
-    if is_one_file:
-        from jrl import spaces
+    if not is_one_file:
+        return names
+    from jrl import spaces
 
-        for name, spec, found in zip(names, spaces.by_kind(first), episodes, strict=True):
-            notes = {**meta, **data_output.describe_actions(spec)}
-            store = data.of_episodes(spec.observation, spec.action, found, meta=notes)
-            where = directory / name / "data"
-            data.write(store, where, args.format, compress=args.compress)
-        names = [str(Path(name) / "data") for name in names]
-    return names
+    for name, spec, found in zip(names, spaces.by_kind(first), episodes, strict=True):
+        notes = {**meta, **data_output.describe_actions(spec)}
+        store = data.of_episodes(spec.observation, spec.action, found, meta=notes)
+        data.write(store, directory / name / "data", args.format, compress=args.compress)
+    return [str(Path(name) / "data") for name in names]
 
 
 def _describe(store: "EpisodeStore", path: Path) -> Iterator[str]:

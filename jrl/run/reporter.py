@@ -1,6 +1,6 @@
 """Reporter of result rows, and triggers: functions of StepInfo that say when an event is due.
 
-due = reached(10_000)
+due = every_steps(10_000)
 for info in run(...):
     if reason := reporter(info): break
     if due(info): save(info)
@@ -39,13 +39,10 @@ class Reporter:
       before: called before each row; may change `extra`.
       agents, policies: names of the agents, and policy -> its agents, if there are several agents.
       env_steps, time_s: initial values of a continued run.
-      clock: function that returns the time in seconds.
     Attributes:
-      extra: further keys of the next rows.
-      once: further keys of the next row only.
+      extra, once: further keys of the next rows, and of the next row only.
       row: latest row; None before the first.
-      count: number of rows so far.
-      episodes: number of episodes that ended in these rows.
+      count, episodes: number of rows so far, and of episodes that ended in these rows.
     """
 
     def __init__(
@@ -66,7 +63,7 @@ class Reporter:
     ):
         self._sinks, self._every, self._updates, self._clock = sinks, every, updates_per_iteration, clock
         self._seconds, self._trained, self._rows_per_update, self._before = seconds, trained, rows_per_update, before
-        self._agents, self._policies = agents, policies
+        self._agents, self.policies = agents, policies
         self._pending: list[StepInfo] = []
         self._started = clock() - time_s
         # (time, steps) of the last two rows: the last row of a run may closely follow the previous row
@@ -75,13 +72,8 @@ class Reporter:
         self.extra: dict[str, Any] = {}
         self.once: dict[str, list[float]] = {}
         self.row: dict[str, Any] | None = None
-        self.count = 0
-        self.episodes = 0
+        self.count = self.episodes = 0
         self._warned = False  # about a replay of mostly masked rows
-
-    def follow(self, policies: Mapping[str, Sequence[str]]) -> None:
-        """Replaces the policies: policy -> its agents."""
-        self._policies = policies
 
     def __call__(self, info: StepInfo) -> str | None:
         reason = self.flush() if self.due_before(info) else None
@@ -121,17 +113,16 @@ class Reporter:
         pending = None
         if self._pending:
             last = self._pending[-1]
-            merged = episode_metrics.merge([info.episodes for info in self._pending])
             pending = {
                 "iteration": last.iteration,
                 "env_steps": last.clock.env_steps,
                 "agent_steps": last.clock.agent_steps,
                 "metrics": {name: np.asarray(x).item() for name, x in last.metrics.items()},
-                "episodes": episode_metrics.to_lists(merged),
+                "episodes": episode_metrics.to_lists(episode_metrics.merge([info.episodes for info in self._pending])),
             }
-        counts = {"env_steps": self._marks[-1][1], "count": self.count, "trained": self._trained_then}
-        counts["episodes"] = self.episodes
-        return {**counts, "extra": dict(self.extra), "once": dict(self.once), "pending": pending}
+        counts = {"env_steps": self.row_steps, "count": self.count, "trained": self._trained_then}
+        more = {"extra": dict(self.extra), "once": dict(self.once), "pending": pending}
+        return {**counts, "episodes": self.episodes, **more}
 
     def restore(self, state: Mapping[str, Any], timers: Any) -> None:
         """Restores the result of `state`."""
@@ -163,24 +154,30 @@ class Reporter:
 
     def _write(self, clock: Clock) -> str | None:
         self._before()
-        self._pending = _copy_to_host(self._pending)
+        # one transfer for all calls, which takes as long as that of one number
+        copies = jax.device_get([(info.metrics, info.episodes) for info in self._pending])
+        self._pending = [info._replace(metrics=m, episodes=e) for info, (m, e) in zip(self._pending, copies)]
         last = self._pending[-1]
         now, (then, steps_then) = self._clock(), self._marks[0]
         log_start = time.perf_counter()
-        if any(np.asarray(info.metrics.get(NO_CHOICE, 0.0)) > 0 for info in self._pending):
+        is_positive = lambda name: any(np.max(info.metrics.get(name, 0.0)) > 0 for info in self._pending)
+        if is_positive(NO_CHOICE):
             raise InputError(
                 "the environment's action_mask allowed no action on a step that was not the last of its episode: "
                 "`python -m jrl.check_env` shows where; an episode in which nothing can be done has to end"
             )
-        if any(np.asarray(info.metrics.get(BROKEN_STACKS, 0.0)).max() > 0 for info in self._pending):
+        if is_positive(BROKEN_STACKS):
             raise InputError(
                 "replay.frame_stack: an observation was not the one before it with one more frame: it is no stack of "
                 "the latest frames, and replay could not put it together again: use 1, which stores it whole"
             )
-        silent = (NOT_FINITE, NO_CHOICE, BROKEN_STACKS)
-        metrics = {name: value for name, value in last.metrics.items() if name not in silent}
-        metrics.pop("train/updates", None)
+        silent = (NOT_FINITE, NO_CHOICE, BROKEN_STACKS, "train/updates")
+        metrics = {name: float(np.asarray(x)) for name, x in last.metrics.items() if name not in silent}
         self._watch_replay(metrics)
+        reports = [info.episodes for info in self._pending]
+        episodes = episode_metrics.summarize(reports)
+        if self._agents:
+            episodes |= episode_metrics.summarize_agents(reports, self._agents, self.policies)
         self.count += 1
         clock = clock._replace(updates=self._updates_after(last), time_s=self.seconds())
         self._trained_then = self.trained(clock.env_steps, clock.updates)
@@ -192,8 +189,8 @@ class Reporter:
             "time_s": clock.time_s,
             "timestamp": round(time.time(), 3),
             "perf/steps_per_s": (clock.env_steps - steps_then) / max(now - then, 1e-9),
-            **self._episodes(),
-            **{name: float(np.asarray(value)) for name, value in metrics.items()},
+            **episodes,
+            **metrics,
             **dict.fromkeys(_STAGES, 0.0),
             **last.timers.drain(),
             **self.extra,
@@ -207,15 +204,8 @@ class Reporter:
         last.timers.add("log", time.perf_counter() - log_start)
         return next(filter(None, reasons), None)
 
-    def _episodes(self) -> dict[str, Any]:
-        reports = [info.episodes for info in self._pending]
-        found = episode_metrics.summarize(reports)
-        if not self._agents:
-            return found
-        return found | episode_metrics.summarize_agents(reports, self._agents, self._policies)
-
     def _watch_replay(self, metrics: Mapping[str, Any]) -> None:
-        share = float(np.asarray(metrics.get(VALID_SHARE, 1.0)))
+        share = metrics.get(VALID_SHARE, 1.0)
         # absent agents have masked rows, too
         if share < _LEAST_VALID and not self._warned and not self._agents:
             self._warned = True
@@ -232,18 +222,12 @@ class Reporter:
 _LEAST_VALID = 0.45
 
 
-def _copy_to_host(calls: Sequence[StepInfo]) -> list[StepInfo]:
-    """Copies metrics and episodes of all calls in one transfer, which takes as long as one number."""
-    copies = jax.device_get([(info.metrics, info.episodes) for info in calls])
-    return [info._replace(metrics=metrics, episodes=report) for info, (metrics, report) in zip(calls, copies)]
-
-
-def not_finite(info: StepInfo) -> bool:
+def is_not_finite(info: StepInfo) -> bool:
     """Returns whether an update of a call was not finite, see `jrl.learn.guard`. Waits for the call."""
     return bool(np.asarray(info.metrics.get(NOT_FINITE, 0.0)) > 0)
 
 
-def without_update(row: Mapping[str, Any], replay: ReplayConfig | None) -> str:
+def explain_no_update(row: Mapping[str, Any], replay: ReplayConfig | None) -> str:
     """Returns why a run with this last row made no update; "": it made an update, or has no replay."""
     if replay is None or row.get("updates") != 0:
         return ""
@@ -260,7 +244,7 @@ def without_update(row: Mapping[str, Any], replay: ReplayConfig | None) -> str:
 _STAGES = ("time/env", "time/act", "time/transfer", "time/collect", "time/update", "time/log")
 
 
-def stop_at(stop: Mapping[str, float], window: int = episode_metrics.WINDOW) -> Sink:
+def end_by_criteria(stop: Mapping[str, float], window: int = episode_metrics.WINDOW) -> Sink:
     """Returns a sink that ends the run when a metric reaches its target, except `env_steps`.
 
     `return` and `length` of episodes, agents and policies count once their `window` of episodes is full, since a mean
@@ -269,20 +253,18 @@ def stop_at(stop: Mapping[str, float], window: int = episode_metrics.WINDOW) -> 
     wanted = {name: value for name, value in stop.items() if name != "env_steps"}
 
     def sink(row: dict[str, Any]) -> str | None:
-        for name, value in wanted.items():
-            if progress.is_met(name, row, value, window):
-                return f"{name} {row[name]:.4g} reached {value:g}"
-        return None
+        met = (name for name, value in wanted.items() if progress.is_met(name, row, value, window))
+        return next((f"{name} {row[name]:.4g} reached {wanted[name]:g}" for name in met), None)
 
     return sink
 
 
 def evaluation_ends(stop: Mapping[str, float], found: Mapping[str, Any]) -> bool:
-    """Returns whether `stop_at` ends the run by one of the metrics `evaluation/...`."""
+    """Returns whether `end_by_criteria` ends the run by one of the metrics `evaluation/...`."""
     return any(found[name] >= value for name, value in stop.items() if name.startswith("evaluation/") and name in found)
 
 
-def seconds_passed(seconds: float) -> Callable[[StepInfo], bool]:
+def every_seconds(seconds: float) -> Callable[[StepInfo], bool]:
     """Returns a trigger every `seconds` of wall time, for events that do not change training."""
     due = time.monotonic() + seconds
 
@@ -296,7 +278,7 @@ def seconds_passed(seconds: float) -> Callable[[StepInfo], bool]:
     return is_due
 
 
-def reached(steps: int, *, most: float = 0, env_steps: int = 0) -> Callable[[StepInfo], bool]:
+def every_steps(steps: int, *, most: float = 0, env_steps: int = 0) -> Callable[[StepInfo], bool]:
     """Returns a trigger for the first call that reaches each multiple of `steps` environment steps.
 
     Args:

@@ -1,7 +1,6 @@
 """Files of a run directory except checkpoints, and the progress display of commands."""
 
 import contextlib
-import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,15 +20,10 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def opened(session: "Session", directory: Path, rows_until: int | None) -> Iterator["Sink"]:
-    """Writes config.yaml, params.json and env.json of a run, and opens its files of result rows.
+def open_files(session: "Session", directory: Path, rows_until: int | None) -> Iterator["Sink"]:
+    """Writes config.yaml, params.json and env.json of a run, and opens its files of result rows; yields their sink.
 
-    Args:
-      session: session of the run.
-      directory: run directory, made if missing.
-      rows_until: env_steps of the last valid row of a continued run; None: a new run.
-    Yields:
-      Sink of result rows.
+    `rows_until`: env_steps of the last valid row of a continued run; None: a new run.
     """
     directory.mkdir(parents=True, exist_ok=True)
     config.write(session.config, directory)
@@ -41,7 +35,7 @@ def opened(session: "Session", directory: Path, rows_until: int | None) -> Itera
         log.close()
 
 
-def displays(
+def open_displays(
     stack: contextlib.ExitStack,
     directory: Path,
     transcript: output.Transcript,
@@ -58,40 +52,29 @@ def displays(
     return [display.update for display in shown]
 
 
-def introduction(session: "Session", *, verbose: bool = False) -> Iterator[str]:
+def describe(session: "Session", *, verbose: bool = False) -> Iterator[str]:
     """Yields lines that describe a run; with `verbose`, also its programs and the state that a resume keeps."""
     cfg, run, kind = session.config, session.run, jax.devices()[0].device_kind
     yield f"{config.algo_name(cfg)} on {datasets.title(cfg)} ({run.backend}), {run.plan.learners} x {kind}"
     yield from run.plan.lines()
-    yield from multi_agent.lines(cfg, functools.partial(_spaces, session))
+    spec_of = lambda policy: run.policies.of(policy)[1]
+    yield from multi_agent.lines(cfg, lambda name: f": {spec_of(name).observation} -> {spec_of(name).action}")
     if verbose:
         yield run.programs
     yield f"{run.num_params:,} parameters"
     if run.replay:
         yield run.replay
-    if session.callback_list:
-        yield from filter(None, [run.note])
+    if session.callback_list and run.note:
+        yield run.note
     if verbose:
         yield build.GUARANTEES[run.guarantee]
 
 
-def _spaces(session: "Session", policy: str) -> str:
-    spec = session.run.policies.of(policy)[1]
-    return f": {spec.observation} -> {spec.action}"
-
-
 @contextlib.contextmanager
-def logged(session: "Session", directory: Path) -> Iterator["Sink"]:
-    """Writes log.txt of a run without a command: plan, rows, lines of jrl's loggers, end.
-
-    Args:
-      session: session of the run.
-      directory: existing run directory.
-    Yields:
-      Sink of result rows.
-    """
+def open_log(session: "Session", directory: Path) -> Iterator["Sink"]:
+    """Writes log.txt of a run without a command: plan, rows, lines of jrl's loggers, end; yields a sink of rows."""
     with output.open_log(directory / "log.txt") as file:
-        print(*introduction(session, verbose=True), sep="\n", file=file)
+        print(*describe(session, verbose=True), sep="\n", file=file)
         if session.env_steps:
             print(f"goes on at {counted(session.env_steps, 'step', ',')}", file=file)
         display = progress.open_progress({}, file)

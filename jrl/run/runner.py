@@ -29,9 +29,6 @@ class Member:
     """One run: its session, its directory with rows and checkpoints, and its end.
 
     Args:
-      session: session of the run.
-      directory: run directory.
-      watchdog: watchdog that is informed of long operations.
       note: called with (reason, environment steps) before the last checkpoint, unless the step budget ended the run.
     Attributes:
       checkpoints: writer of checkpoints; None: nothing is saved.
@@ -76,20 +73,20 @@ class Member:
         """Opens the files of result rows until `stack` ends; call it after the session has started.
 
         Args:
-          stack: exit stack of the run.
+          stack: closes the files.
           rows_until: env_steps of the last valid row of a continued run; None: a new run.
           sinks: functions called with each row after it is written.
           extra: further keys of each row; metrics of the run take precedence.
         """
         session, every = self.session, self.session.config.checkpoint.every
         if every is None:
-            self._due = reporter.seconds_passed(_SECONDS_BETWEEN_CHECKPOINTS)
+            self._due = reporter.every_seconds(_SECONDS_BETWEEN_CHECKPOINTS)
         else:
             most = math.inf if session.rows_wait else session.steps_per_call
-            self._due = reporter.reached(every, most=most, env_steps=session.env_steps)
+            self._due = reporter.every_steps(every, most=most, env_steps=session.env_steps)
         self._files = stack.enter_context(contextlib.ExitStack())
         self.open_rows(rows_until, extra)
-        stop = reporter.stop_at(session.config.stop, session.config.run.smoothing_episodes)
+        stop = reporter.end_by_criteria(session.config.stop, session.config.run.smoothing_episodes)
         session.sinks += [lambda row: self._write(row), *sinks, stop]
         if (checkpoints := self.checkpoints) is not None and not session.rows_wait:
             ends = session.schedule.decides
@@ -99,7 +96,7 @@ class Member:
         """Opens the files of result rows again; arguments as `open`."""
         self._files.close()
         with files.report_unwritable(self.directory):
-            write = self._files.enter_context(run_directory.opened(self.session, self.directory, rows_until))
+            write = self._files.enter_context(run_directory.open_files(self.session, self.directory, rows_until))
 
         def sink(row: dict[str, Any]) -> str | None:
             row.update({**extra, **row})
@@ -109,8 +106,8 @@ class Member:
 
     # ------------------------------------------------------------ calls
 
-    def after(self, result: tuple[Any, ...], until: float, *, lags: bool) -> None:
-        """Takes the result of a call: makes the row, evaluation and checkpoint that are due; ends or pauses the run.
+    def finish_call(self, result: tuple[Any, ...], until: float, *, lags: bool) -> None:
+        """Makes the row, evaluation and checkpoint that are due after a call; ends or pauses the run.
 
         Args:
           result: state, metrics and episodes from `Program.advance`.
@@ -118,13 +115,13 @@ class Member:
           lags: check the previous call for updates that are not finite, so that nothing waits for this call.
         """
         session, checked = self.session, self.info
-        info = self.info = session.advanced(*result)
+        info = self.info = session.count_call(*result)
         if not lags:
             checked = info
-        if checked is not None and reporter.not_finite(checked):
+        if checked is not None and reporter.is_not_finite(checked):
             self.finish()
             return
-        reason = session.after(info)
+        reason = session.finish_call(info)
         self.paused = info.env_steps + session.steps_per_call >= until and info.env_steps_after() >= until
         if self.paused and not reason and session.reporter.due():
             reason = session.reporter.flush()
@@ -140,7 +137,7 @@ class Member:
         """Ends the run: makes the last row and starts the last save."""
         self._watchdog.beat("the end of the run", grace=60.0)
         session, info = self.session, self.info
-        if info is not None and reporter.not_finite(info):
+        if info is not None and reporter.is_not_finite(info):
             interrupted = False
             self.fault = session.write_fault(self.directory, info)
             reason = f"{interruption.NOT_FINITE}: {self.fault}"
@@ -158,39 +155,34 @@ class Member:
 
     # ------------------------------------------------------------ checkpoints
 
-    def _is_best(self) -> bool:
+    def _is_best(self, checkpoints: Checkpointer) -> bool:
         session = self.session
-        assert self.checkpoints is not None
         if session.rows_wait:  # the caller saves the best
             return False
-        return (session.evaluated or session.validated) and self.checkpoints.improves(session.reporter.row or {})
-
-    def _save(self) -> None:
-        assert self.checkpoints is not None
-        self.checkpoints.save(self.session.iteration, *self.session.to_save())
+        return (session.evaluated or session.validated) and checkpoints.improves(session.reporter.row or {})
 
     def save_if_due(self, info: StepInfo) -> None:
         """Saves after a call if a save is due or the weights are the best so far. Raises as `check`."""
-        if self.checkpoints is None:
+        session, checkpoints = self.session, self.checkpoints
+        if checkpoints is None:
             return
-        self.checkpoints.check()
-        if not (self._due(info) or self._is_best()):
-            return
-        self._watchdog.beat("checkpoint", grace=60.0)
-        self.checkpoints.wait()
-        self._save()
-        if self.session.config.checkpoint.exact:
-            self.session.run.program.restart(self.session.iteration)
+        checkpoints.check()
+        if self._due(info) or self._is_best(checkpoints):
+            self._watchdog.beat("checkpoint", grace=60.0)
+            checkpoints.wait()
+            checkpoints.save(session.iteration, *session.to_save())
+            if session.config.checkpoint.exact:
+                session.run.program.restart(session.iteration)
 
     def _save_last(self, *, interrupted: bool = False) -> None:
         """Starts a save of the present state, unless it is already saved."""
-        session = self.session
+        session, checkpoints = self.session, self.checkpoints
         if diverged := parallel.find_diverged(session.state.learner):
             raise RuntimeError(f"the devices learned different things: {', '.join(diverged)}: a reduction is missing")
-        if self.checkpoints is None or (interrupted and session.config.checkpoint.exact):
+        if checkpoints is None or (interrupted and session.config.checkpoint.exact):
             return
-        if self.checkpoints.last_saved != session.iteration or self._is_best():
-            self._save()
+        if checkpoints.last_saved != session.iteration or self._is_best(checkpoints):
+            checkpoints.save(session.iteration, *session.to_save())
 
     def rescue(self) -> None:
         """Saves the state after a failure of environments, which happens before the state is donated."""
@@ -214,8 +206,6 @@ class Runner:
 
     Args:
       members: members of a population, or a single run.
-      watchdog: watchdog that is informed of each call.
-      interrupted: signals that interrupt the runs.
       population: program of all members; None: the program of the single run.
       show: called after each call.
     """
@@ -268,20 +258,20 @@ class Runner:
         for i, member in live.items():
             if i in wait:
                 continue
-            if (count := member.session.ahead()) is None:
+            if (count := member.session.next_count()) is None:
                 member.finish()
             else:
                 calls[i] = iteration, count
         if not calls:
             return
         if self._population is None:
-            results: Mapping[int, Any] = {0: live[0].session.call(calls[0][1])}
+            results: Mapping[int, Any] = {0: live[0].session.dispatch(calls[0][1])}
         else:
             outputs = self._population.advance(calls, hold=bool(wait))
             results = {i: (live[i].session.state, *outputs[i]) for i in calls}
         self._watchdog.beat("result rows and evaluation", grace=60.0)  # the first evaluation compiles
         for i in calls:
-            live[i].after(results[i], until, lags=self._population is None)
+            live[i].finish_call(results[i], until, lags=self._population is None)
         for member in self.members:
             member.check()
         self._show()

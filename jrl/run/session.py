@@ -23,7 +23,7 @@ from jrl import agents, config, registry
 from jrl.config import RunConfig, Sizes, datasets
 from jrl.errors import InputError
 from jrl.host import runtime
-from jrl.learn.program import NO_STEPS, Calls, Clock, LoopState, StepInfo
+from jrl.learn.program import Calls, Clock, LoopState, StepInfo
 from jrl.metrics import loggers, progress, results
 from jrl.metrics.timers import RECOMPILES, Timers
 from jrl.run import build, reporter
@@ -34,7 +34,6 @@ from jrl.run.store import checkpoint
 from jrl.types import EnvSpec, Episodes, Metrics, PyTree, Rollout
 
 if TYPE_CHECKING:
-    from jrl.callbacks import CallbackList
     from jrl.learn.staged import Step
     from jrl.run.manual_steps import ManualSteps
     from jrl.run.workers import Workers
@@ -47,23 +46,17 @@ class Session(BaseSession):
 
     Args:
       cfg: config of the run.
-      restarts: number that differs between a run and its continuations; gives other seeds.
+      restarts, training_step, external: see `build.run`.
       callback_target: object that callbacks get as `algorithm`; None: this session.
       sinks: functions called with each result row, after callbacks; more can be appended.
       endless: continue beyond `stop.env_steps`.
-      training_step: function of an iteration; None: by the config.
       directory: run directory, for videos of evaluations; None: `run.out`.
       run: parts of the run; None: built from the config.
-      external: see `build.run`.
     Attributes:
-      config, run: config and parts of the run.
       state: LoopState, donated to the next call.
       iteration, clock: progress, up to the counted calls.
-      reporter: builds the result rows.
-      schedule: schedule of evaluations.
       workers, evaluation_workers: environments of training and of evaluations.
       rows_wait: whether each row waits for the latest call and includes it.
-      manual_steps: samples, updates and gradients outside of the iterations.
       version: version of the weights, increased by each change.
       result: latest result, after callbacks.
       met: name -> target of stop criteria that a row has met.
@@ -92,25 +85,20 @@ class Session(BaseSession):
         self._callback_target = callback_target or self
         self.sinks: list[reporter.Sink] = [] if sinks is None else sinks
         self._total = None if endless else Sizes(cfg).total_steps
-        self.version = 0
-        self.callback_list: CallbackList | None = None
+        self.version, self.callback_list = 0, None
         if cfg.custom.callbacks:
             from jrl import callbacks
 
             if loaded := callbacks.load(cfg.custom.callbacks):
                 self.callback_list = callbacks.CallbackList(loaded, keep_per_episode=cfg.run.keep_per_episode_metrics)
         self._task_fn = cfg.custom.env_task and registry.load(cfg.custom.env_task, "custom.env_task")
-        self._directory_of_videos, self._training_step, self._external = directory, training_step, external
-        self._build(cfg, restarts, run)
+        self._training_step, self._external = training_step, external
         self._directory = directory or (Path(cfg.run.out) if cfg.run.out else None)
-        self.state: LoopState
+        self._build(cfg, restarts, run)
         self.iteration, self.clock = 0, Clock()
         self.result: dict[str, Any] | None = None
-        self.reporter: reporter.Reporter
         self.met: dict[str, float] = {}
         self._policies_changed = False  # policies were added or removed
-        self._calls: Calls | None = None
-        self._latest: StepInfo | None = None
         self._row: dict[str, Any] | None = None  # the latest row
         self._tasks = 0
         # the best checkpoint is chosen by metrics on validation data
@@ -132,7 +120,7 @@ class Session(BaseSession):
     def _build(self, cfg: RunConfig, restarts: int, run: build.Run | None = None) -> None:
         self.config = cfg
         self._recompiles = runtime.Recompiles(cfg.run.max_recompiles)
-        self.schedule = Schedule(self, self.callback_list, self._callback_target, self._directory_of_videos)
+        self.schedule = Schedule(self, self.callback_list, self._callback_target, self._directory)
         self.run = run or build.run(
             cfg, timers=self.timers, restarts=restarts, callback_list=self.callback_list,
             training_step=self._training_step, external=self._external,
@@ -149,7 +137,7 @@ class Session(BaseSession):
         begin: bool = True,
         starts_over: bool = False,
     ) -> list[str]:
-        """Sets the initial state: from a checkpoint, with the weights of a checkpoint, or new.
+        """Sets the initial state: from a checkpoint, with the weights of one, or new. Returns notes for the user.
 
         Args:
           saved: checkpoint to continue from.
@@ -157,24 +145,21 @@ class Session(BaseSession):
           policy_only: copy no weights of value functions.
           begin: call `on_algorithm_init` of the callbacks.
           starts_over: whether this run replaces an attempt without a checkpoint; its files are deleted.
-        Returns:
-          Notes for the user.
         Raises:
           InputError: the checkpoint does not fit, or the evaluation environments cannot be made.
         """
         meta = checkpoint.read_meta(saved, resumable=True) if saved else None
         if meta and (self.run.policies.in_checkpoint or meta.get("policies_changed")):
             self._take_policies(meta)
-        cfg, program, notes = self.config, self.run.program, []
+        cfg, program, notes = self.config, self.run.program, list[str]()
         self._recompiles.start()
         self.schedule.prepare()
         state = program.init(cfg.run.seed)
         if saved and meta:
             from jrl.run.store import resume
 
-            notes = [
-                f"resume: {note}" for note in resume.describe_resume(saved, cfg, self.run.plan.learners, self.run.data)
-            ]
+            changes = resume.describe_resume(saved, cfg, self.run.plan.learners, self.run.checksums)
+            notes = [f"resume: {note}" for note in changes]
             kept = resume.restore_state(saved, cfg, program.keep(state), self.run.plan.learners)
             state = program.place(kept)
             notes.append(f"resume: from {saved} at {meta['env_steps']:,} steps")
@@ -188,12 +173,12 @@ class Session(BaseSession):
             learner, lines = resume.transfer_weights(weights, kept, policy_only=policy_only)
             notes = [f"init-from: {line}" for line in lines]
             state = program.assign(state, learner)
-        notes += self.run.data_notes
+        notes += self.run.inputs.notes if self.run.inputs else ()
         self.state = self.run.policies.ahead(program, state)
         if self.run.recorder:
             notes += self.run.recorder.begin(self._directory, self.iteration, starts_over=starts_over)
         self.reporter = reporter.Reporter(
-            [self._finish_row, self._to_sinks],
+            [self._finish_row, lambda row: next(filter(None, [sink(row) for sink in self.sinks]), None)],
             every=self.run.plan.report_every,
             seconds=cfg.run.report_every_s or 0.0,
             trained=cfg.run.report_every_trained or 0,
@@ -206,8 +191,8 @@ class Session(BaseSession):
             time_s=meta["time_s"] if meta else 0.0,
         )
         self.schedule.start()
-        if self.run.judge:
-            self.run.judge.begin(self.env_steps, self.steps_per_call)
+        if self.run.estimates:
+            self.run.estimates.begin(self.env_steps, self.steps_per_call)
         if saved and meta:
             try:
                 self.reporter.restore(meta["rows"], self.timers)
@@ -240,13 +225,10 @@ class Session(BaseSession):
         self._policies_changed = bool(meta.get("policies_changed"))
 
     def rebuild(self, cfg: RunConfig, given: Mapping[str, PyTree]) -> None:
-        """Rebuilds the run with other policies.
+        """Rebuilds the run with other policies; `given`: policy -> initial State.
 
         Policies keep their States and replays by name; counters and statistics are kept. Environments are reset.
 
-        Args:
-          cfg: config with the policies.
-          given: policy -> initial State.
         Raises:
           InputError: the mapping names an unknown policy, or the run cannot be built.
         """
@@ -257,7 +239,7 @@ class Session(BaseSession):
         self.schedule.close()
         self.run.program.close()
         self._build(cfg, self.iteration + 1)
-        self.manual_steps.forget_programs()
+        self.manual_steps.programs.clear()
         self._recompiles.start()
         self.schedule.prepare()
         program = self.run.program
@@ -266,7 +248,7 @@ class Session(BaseSession):
         self.clock = now
         self.replace_state(self.run.policies.ahead(program, program.place(merged)))
         self._policies_changed = True
-        self.reporter.follow(self.run.policies.reported)
+        self.reporter.policies = self.run.policies.reported
         self.schedule.start()
 
     def close(self) -> None:
@@ -292,11 +274,11 @@ class Session(BaseSession):
         Raises:
           Recompiled: previous calls recompiled more programs than `run.max_recompiles`.
         """
-        count = self.ahead()
-        return None if count is None else self.advanced(*self.call(count))
+        count = self.next_count()
+        return None if count is None else self.count_call(*self.dispatch(count))
 
-    def call(self, count: int) -> tuple[LoopState, Metrics, Episodes]:
-        """Dispatches a call of `count` iterations; `advanced` takes its result. Raises as `advance`."""
+    def dispatch(self, count: int) -> tuple[LoopState, Metrics, Episodes]:
+        """Dispatches a call of `count` iterations; `count_call` takes its result. Raises as `advance`."""
         self._recompiles.check()
         if self.run.recorder:
             self.run.recorder.iteration = self.iteration
@@ -307,26 +289,24 @@ class Session(BaseSession):
     def calls(self) -> Calls:
         """Returns the calls of the program, beginning with the present state."""
         if self._calls is None:
-            program = self.run.program
             self._calls = Calls(
-                program.rows,
-                program.iterations,
+                self.run.program,
                 self.state,
                 total_env_steps=self._total,
                 iteration=self.iteration,
                 clock=self.clock,
                 timers=self.timers,
-                prepare=functools.partial(self.run.policies.ahead, program),
+                prepare=functools.partial(self.run.policies.ahead, self.run.program),
             )
         return self._calls
 
-    def ahead(self) -> int | None:
+    def next_count(self) -> int | None:
         """Returns the number of iterations of the next call; None: `stop.env_steps` is reached."""
-        return self.calls.ahead()
+        return self.calls.next_count()
 
-    def advanced(self, state: LoopState, metrics: Metrics, report: Episodes) -> StepInfo:
+    def count_call(self, state: LoopState, metrics: Metrics, report: Episodes) -> StepInfo:
         """Takes the result of a call: state and counters."""
-        info = self.calls.made(state, metrics, report)
+        info = self.calls.count_call(state, metrics, report)
         self._latest, self.state = info, info.state
         self.version += 1
         self.iteration, self.clock = info.iteration, info.clock
@@ -334,64 +314,33 @@ class Session(BaseSession):
             self.callback_list.recreated(self._callback_target, self.workers, self.run.program.source)
         return info
 
-    @property
-    def steps_per_call(self) -> int:
-        """Returns the maximum environment steps of a call, if a custom training step samples only once."""
-        return self.run.program.iterations * self.run.program.rows
-
-    def after(self, info: StepInfo) -> str | None:
+    def finish_call(self, info: StepInfo) -> str | None:
         """Builds the row and plays the evaluation that are due after a call; returns a reason to end the run, or None.
 
         A row covers the previous calls, since the latest call is still running. A row with an evaluation waits for the
         latest call and includes it, so that the row belongs to the evaluated weights.
         """
-        return self._rows_after(info) or self.ended
+        return self._make_row(info) or self.end_reason
 
     @property
-    def ended(self) -> str | None:
+    def end_reason(self) -> str | None:
         """Returns the reason of a callback to end the run, or None."""
         return self.callback_list.ended if self.callback_list else None
 
-    def _rows_after(self, info: StepInfo) -> str | None:
-        reached = self.schedule.reached(info)
-        if self.run.judge and (found := self.run.judge.after(info, self.run.learn.actor)):
-            self.reporter.extra.update(found)
+    def _make_row(self, info: StepInfo) -> str | None:
+        reached = self.schedule.is_due(info)
+        if (estimates := self.run.estimates) and estimates.is_due(info):
+            self.reporter.extra.update(estimates.estimate(self.run.learn.actor(info.state.learner), info.iteration))
             reached = True
         # flush now: the league decides by this row, and validation metrics belong to these weights
         if self.run.policies.decides_by_row or self._validates or self.rows_wait:
             self.reporter.add(info)
-            return self.reporter.flush() if reached or self.reporter.due() or self.ended else None
+            return self.reporter.flush() if reached or self.reporter.due() or self.end_reason else None
         evaluates = self.schedule.is_busy or self.schedule.in_row(1)
         if reached or (evaluates and self.reporter.due_before(info)):
             self.reporter.add(info)
             return self.reporter.flush()
         return self.reporter(info)
-
-    def _to_sinks(self, row: dict[str, Any]) -> str | None:
-        reasons = [sink(row) for sink in self.sinks]
-        return next(filter(None, reasons), None)
-
-    @property
-    def env_steps(self) -> int:
-        """Returns the environment steps of the counted calls."""
-        return self.clock.env_steps
-
-    def clock_now(self) -> Clock:
-        """Returns the clock after the latest call; waits for the call."""
-        return self._latest.clock_after() if self._latest else self.clock
-
-    def counted(self) -> int:
-        """Returns the environment steps after the latest call; waits for the call."""
-        return self.clock_now().env_steps
-
-    def replace_state(self, state: LoopState, steps: Clock = NO_STEPS) -> None:
-        """Replaces the state; `steps` are added to the clock."""
-        now = self.clock_now()
-        env_steps, agent_steps = now.env_steps + steps.env_steps, now.agent_steps + steps.agent_steps
-        self.clock = now._replace(env_steps=env_steps, agent_steps=agent_steps)
-        self.state, self._calls = state, None
-        self._latest = None
-        self.version += 1
 
     def go_on_as(self, source: "Session", cfg: RunConfig) -> None:
         """Takes config `cfg` and the progress of `source`, whose state was copied to this session's program."""
@@ -449,12 +398,10 @@ class Session(BaseSession):
         return self._validates and (self.reporter.row or {}).get("updates") == self.iteration
 
     def evaluate(self, duration: int | None = None) -> dict[str, Any]:
-        """Plays an evaluation with the present weights.
+        """Plays an evaluation with the present weights; returns its metrics, without the prefix `evaluation/`.
 
         Args:
           duration: replaces `evaluation.duration`; None: that value.
-        Returns:
-          Metrics, without the prefix `evaluation/` of result rows.
         """
         return self.schedule.play(duration)
 
@@ -485,7 +432,7 @@ class Session(BaseSession):
         metrics = {name: value for name, value in metrics.items() if not name.startswith(tuple(stale))}
         more = {"counted": self.env_steps, "rows": reporter.state(), "metrics": metrics, "met": dict(self.met)}
         more |= {"agent_steps": now.agent_steps} if run.spec.is_multi_agent else {}
-        more |= {"data": dict(run.data)} if run.data else {}
+        more |= {"data": run.checksums} if run.checksums else {}
         more |= {"policies_changed": True} if self._policies_changed else {}
         more |= {"devices": run.plan.learners, "guarantee": run.guarantee}
         return checkpoint.build_meta(cfg or self.config, spec or run.spec, counters=counts, **more)

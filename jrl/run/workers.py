@@ -37,17 +37,16 @@ class Worker(LearnerMethods):
     Each request brings its ActorState, so env runners keep no weights. Weights, filters and gradients are set in the
     process that learns.
 
+    Attributes:
+      worker_index: 0 in this process; from 1 in env runners.
+      source: source of its rollouts; None: environments are stepped in the program that learns.
+      policies: policy ids of the run.
+
     Args:
-      source: see below.
-      worker_index: see below.
       weights: ActorState, or a function that returns the ActorState.
       session: session of the run; None: in an env runner.
       whole: whether `source` steps all environments of the run; False: a part of them.
       key: data of the key for sampling; None: keys of the session.
-      policies: policy ids of the run; None: those of the session.
-    Attributes:
-      worker_index: 0 in this process; from 1 in env runners.
-      source: source of its rollouts; None: environments are stepped in the program that learns.
     """
 
     def __init__(
@@ -55,23 +54,14 @@ class Worker(LearnerMethods):
         source: Any,
         worker_index: int,
         weights: Any,
+        policies: PolicyIds,
         session: BaseSession | None = None,
         *,
         whole: bool = False,
         key: np.ndarray | None = None,
-        policies: PolicyIds | None = None,
     ):
-        self._policies = policies
-        self.source, self.worker_index, self._weights = source, worker_index, weights
+        self.source, self.worker_index, self._weights, self.policies = source, worker_index, weights, policies
         self._session, self._whole, self._key, self._calls = session, whole, key, 0
-
-    @property
-    def policies(self) -> PolicyIds:
-        """Returns the policies of the run."""
-        if self._policies is None:
-            assert self._session is not None
-            self._policies = find_policy_ids(self._session)
-        return self._policies
 
     def _actor(self) -> PyTree:
         return self._weights() if callable(self._weights) else self._weights
@@ -124,12 +114,12 @@ class Worker(LearnerMethods):
         columns = columns.games if isinstance(columns.games, EpisodeState) else columns
         returns, lengths = np.ravel(columns.window_return), np.ravel(columns.window_length)
         returns, lengths = (x[np.isfinite(returns)].tolist() for x in (returns, lengths))
-        reduce = lambda fn, x: float(fn(x)) if x else float("nan")
+        known = returns or [float("nan")]
         return {
-            "episode_return_mean": reduce(np.mean, returns),
-            "episode_return_min": reduce(np.min, returns),
-            "episode_return_max": reduce(np.max, returns),
-            "episode_len_mean": reduce(np.mean, lengths),
+            "episode_return_mean": float(np.mean(known)),
+            "episode_return_min": min(known),
+            "episode_return_max": max(known),
+            "episode_len_mean": float(np.mean(lengths or known)),
             "num_episodes": len(returns),
             "hist_stats": {"episode_return": returns, "episode_lengths": lengths},
         }
@@ -137,24 +127,18 @@ class Worker(LearnerMethods):
     # ------------------------------------------------------------ weights, filters, policies
 
     def get_weights(self, policies: Sequence[str] | None = None) -> dict[str, Any]:
-        """Returns weights by policy, numpy arrays, for `set_weights`; in an env runner, fields of the ActorState.
-
-        Args:
-          policies: ids of policies; None: all policies.
-        """
-        known = self.policies
-        wanted = known.ids if policies is None else [known.resolve(policy_id) for policy_id in policies]
+        """Returns numpy weights by policy (None: all), for `set_weights`; in an env runner, of the ActorState."""
+        wanted = self.policies.ids if policies is None else [self.policies.resolve(name) for name in policies]
         if (session := self._session) is not None:
             return {name: session.get_weights(name if session.policies else None) for name in wanted}
-        actors = known.split(jax.device_get(self._actor()))
+        actors = self.policies.split(jax.device_get(self._actor()))
         fields = lambda actor: {name: x for name, x in vars(actor).items() if name != "env_steps"}
         return {name: fields(actors[name]) for name in wanted}
 
     def get_filters(self, flush_after: bool = False) -> dict[str, Any]:
         """Returns the observation statistics of its ActorState, by policy; () without `normalize_obs`.
 
-        Args:
-          flush_after: ignored, for RLlib's callers: there is only one copy of the statistics.
+        `flush_after` is ignored, for RLlib's callers: there is only one copy of the statistics.
         """
         actors = self.policies.split(jax.device_get(self._actor()))
         return {name: getattr(actor, "obs_stats", ()) for name, actor in actors.items()}
@@ -251,11 +235,9 @@ class Workers:
         raise _missing(self, name)
 
     def foreach_worker(self, func: Callable[[Worker], Any], *, local_worker: bool = True) -> list[Any]:
-        """Returns `func(worker)` of each worker, called in its process or thread.
+        """Returns `func(worker)` of each worker, called in its process or thread; `func` is pickled for env runners.
 
-        Args:
-          func: function of a Worker; pickled for env runners.
-          local_worker: ignored, for RLlib's callers.
+        `local_worker` is ignored, for RLlib's callers.
         """
         return self.foreach_worker_with_index(lambda worker, index: func(worker))
 
@@ -263,17 +245,14 @@ class Workers:
 
     def foreach_worker_with_index(self, func: Callable[[Worker, int], Any]) -> list[Any]:
         """Calls `func` as `foreach_worker` does, with (worker, worker_index)."""
-        session = self._session
-        program, state = session.run.program, session.state
-        if (source := program.source) is None:
+        session, policies = self._session, find_policy_ids(self._session)
+        if (source := session.run.program.source) is None:
             return [func(self.local_worker(), 0)]
         if session.config.env_runners.num > 0:
             key = np.asarray(jax.random.key_data(session.manual_steps.key(Role.COLLECT)))
-            weights = jax.device_get(program.actor(state))
-            return source.foreach_worker(
-                functools.partial(_call_in_runner, func, weights, key, find_policy_ids(session))
-            )
-        return source.foreach_worker(lambda part: func(Worker(part, 0, session.actor, session), 0))
+            weights = jax.device_get(session.actor())
+            return source.foreach_worker(functools.partial(_call_in_runner, func, weights, key, policies))
+        return source.foreach_worker(lambda part: func(Worker(part, 0, session.actor, policies, session), 0))
 
     def foreach_worker_with_id(self, func: Callable[[int, Worker], Any]) -> list[Any]:
         """Calls `func` as `foreach_worker` does, with (worker_index, worker)."""
@@ -282,7 +261,7 @@ class Workers:
     def local_worker(self) -> Worker:
         """Returns this process as a worker, which samples from all environments, those of env runners included."""
         session = self._session
-        return Worker(session.run.program.source, 0, session.actor, session, whole=True)
+        return Worker(session.run.program.source, 0, session.actor, find_policy_ids(session), session, whole=True)
 
     local_env_runner = property(local_worker)
 
@@ -328,5 +307,4 @@ def _call_in_runner(
 ) -> Any:
     index = source.worker_index
     runner_key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(key)), index)
-    data = np.asarray(jax.random.key_data(runner_key))
-    return fn(Worker(source, index, weights, key=data, policies=policies), index)
+    return fn(Worker(source, index, weights, policies, key=np.asarray(jax.random.key_data(runner_key))), index)

@@ -149,15 +149,15 @@ def copy_checkpoint(source: MemberSpec, target: MemberSpec) -> None:
     Raises:
       InputError: the source has no checkpoint.
     """
-    from jrl.run.store import checkpoint, checkpoint_json
+    from jrl.run.store import checkpoint
 
     saved = checkpoint.locate(source.directory)
     path = target.directory / saved.parent.name / saved.name
     partial = path.with_name(f"{path.name}.unfinished")  # the checkpointer deletes directories of this name
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(saved, partial)
-    meta = checkpoint_json.read_meta(partial)
-    checkpoint_json.write(partial, {**meta, "config": config.to_dict(target.config)})
+    meta = checkpoint.read_meta(partial)
+    checkpoint.write_meta(partial, {**meta, "config": config.to_dict(target.config)})
     for other in path.parent.glob("[0-9]*"):  # later checkpoints belong to the replaced run
         if other.name.isdigit() and int(other.name) >= int(path.name):
             shutil.rmtree(other)

@@ -105,7 +105,7 @@ class OneProgram:
             stack.callback(writer.shutdown)
             for run in runs:
                 run.start(stack, writer)
-            show = MeanRow(runs, run_directory.displays(stack, record.directory, transcript, cfg.stop))
+            show = MeanRow(runs, run_directory.open_displays(stack, record.directory, transcript, cfg.stop))
             self._runner = runner.Runner(runs, watchdog, interrupted, self._population, show)
             self.close = stack.pop_all().close
 
@@ -164,7 +164,7 @@ class MeanRow:
 
 def _describe_population(runs: Sequence[MemberRun], fit: int | None) -> list[str]:
     keys = sorted({key for run in runs for key in run.member.values})
-    lines = list(run_directory.introduction(runs[0].session))
+    lines = list(run_directory.describe(runs[0].session))
     resumed = sum(run.saved is not None for run in runs)
     lines.append(f"{counted(len(runs), 'member')}, each with its {', '.join(keys)}, in one program: vmap over members")
     if fit is not None:

@@ -51,7 +51,7 @@ def _find_failure(member: MemberSpec, why: str) -> str:
     if not checkpoint.exists(member.directory) or why.startswith((*FAILED, STOPPED, "interrupted")):
         return ""
     metrics = checkpoint.read_meta(checkpoint.locate(member.directory)).get("metrics", {})
-    fault = reporter.without_update(metrics, member.config.replay)
+    fault = reporter.explain_no_update(metrics, member.config.replay)
     return f"{FAILED[0]}: {fault}" if fault else ""
 
 

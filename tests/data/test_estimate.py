@@ -332,7 +332,7 @@ def rows(cfg, saved=None):
     with Session(cfg, sinks=[lambda row: found.append(dict(row))]) as session:
         session.start(saved)
         while info := session.advance():
-            session.after(info)
+            session.finish_call(info)
         session.reporter.flush()
     return found
 

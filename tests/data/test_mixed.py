@@ -183,9 +183,9 @@ def test_members_of_a_population_are_the_runs_that_they_would_be_alone(kind, wri
                     session.replace_state(session.run.program.place(kept))
                     session.iteration, session.clock = iteration, session.clock._replace(env_steps=steps)
             for _ in range(calls):
-                asked = {i: (session.iteration, session.ahead()) for i, session in enumerate(sessions)}
+                asked = {i: (session.iteration, session.next_count()) for i, session in enumerate(sessions)}
                 for i, made in population.advance(asked).items():
-                    sessions[i].advanced(sessions[i].state, *made)
+                    sessions[i].count_call(sessions[i].state, *made)
             states = [jax.device_get(session.run.program.keep(session.state)) for session in sessions]
             counts = [(session.iteration, session.counted()) for session in sessions]
             population.close()

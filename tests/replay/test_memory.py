@@ -38,10 +38,10 @@ def test_what_does_not_fit_is_refused_with_what_would(monkeypatch, make, free):
     options = {"alpha": 0.6, "beta": 0.4} if make is prioritized.make else {}
     buffer = lambda capacity: pong(capacity, make, **options)
     with pytest.raises(
-        InputError, match=r"replay.capacity: 5,000,000 transitions take 35.* at most ([\d,]+) would fit"
+        InputError, match=r"replay.capacity: 5,000,000 transitions take 35.* about ([\d,]+) would fit"
     ) as e:
         memory.check_fits(buffer, 5_000_000)
-    largest = int(str(e.value).split("at most ")[1].split()[0].replace(",", ""))
+    largest = int(str(e.value).split("about ")[1].split()[0].replace(",", ""))
     assert memory.check_fits(buffer, largest)
     with pytest.raises(InputError):
         memory.check_fits(buffer, int(largest * 1.15))
@@ -69,7 +69,7 @@ def test_rollouts_and_batches_that_do_not_fit(monkeypatch):
         memory.check_rows(10**6, 8, 1, batch=1000)
     fits = lambda beside: memory.check_fits(pong, 100_000, beside=beside)
     assert fits(10**8)
-    with pytest.raises(InputError, match=r"are free, 0.30 GB of them for a rollout and a batch: at most 84,000 would"):
+    with pytest.raises(InputError, match=r"are free, 0.30 GB of them for a rollout and a batch: about 84,000 would"):
         fits(3 * 10**8)
 
 

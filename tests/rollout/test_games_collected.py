@@ -85,7 +85,7 @@ def advanced(run, count, look):
 
     program.learn = noted
     for _ in range(count):
-        run.after(run.advance())
+        run.finish_call(run.advance())
     program.learn = learn
     return found
 

@@ -47,9 +47,9 @@ class Run:
         try:
             self.session.start()
             while info := self.session.advance():
-                if reporter.not_finite(info):
+                if reporter.is_not_finite(info):
                     raise FloatingPointError(info.metrics)
-                self.session.after(info)
+                self.session.finish_call(info)
         except Interrupted:
             pass
         except BaseException as e:

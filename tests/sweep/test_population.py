@@ -65,9 +65,9 @@ def members(request):
 
 def advanced(population, sessions, calls):
     for _ in range(calls):
-        asked = {i: (session.iteration, session.ahead()) for i, session in enumerate(sessions)}
+        asked = {i: (session.iteration, session.next_count()) for i, session in enumerate(sessions)}
         for i, made in population.advance(asked).items():
-            sessions[i].reporter.add(sessions[i].advanced(sessions[i].state, *made))
+            sessions[i].reporter.add(sessions[i].count_call(sessions[i].state, *made))
 
 
 def alone(cfg, calls):
@@ -146,7 +146,7 @@ def test_members_do_not_depend_on_each_other_or_on_devices(members):
     expected = [jax.device_get(population.of(i)) for i in range(3)]
     again, sessions = members(made)
     advanced(again, sessions, 1)
-    asked = {i: (session.iteration, session.ahead()) for i, session in enumerate(sessions)}
+    asked = {i: (session.iteration, session.next_count()) for i, session in enumerate(sessions)}
     again.advance({1: asked[1]}, hold=True)
     again.advance({0: asked[0], 2: asked[2]}, hold=True)
     for i in range(3):
@@ -154,7 +154,7 @@ def test_members_do_not_depend_on_each_other_or_on_devices(members):
     fewer, sessions = members(made)
     advanced(fewer, sessions, 1)
     fewer.keep_alone([2])
-    fewer.advance({2: (sessions[2].iteration, sessions[2].ahead())})
+    fewer.advance({2: (sessions[2].iteration, sessions[2].next_count())})
     close(jax.device_get(fewer.of(2)), expected[2])
     dealt, sessions = members(
         [dataclasses.replace(c, devices=dataclasses.replace(c.devices, learners=(0, 1))) for c in made]

@@ -3,11 +3,14 @@
     directory = locate(path); meta = read_meta(directory); state = restore(directory, "learner", template)
 
 `jrl.run.store.writer` writes the checkpoints of a run. Nothing is pickled. `checkpoint.json` is written last, after the
-arrays were read back: a directory that contains `checkpoint.json` can be restored.
+arrays were read back: a directory that contains `checkpoint.json` can be restored. Checksums detect changes of arrays
+and description; files of the first versions have no checksum of the description.
 """
 
 import contextlib
 import errno
+import hashlib
+import json
 import logging
 import math
 import os
@@ -22,24 +25,25 @@ from typing import Any
 
 import jax
 import numpy as np
-import psutil
 
-from jrl.config import CheckpointConfig, MultiAgentConfig, multi_agent
+from jrl.config import CheckpointConfig, MultiAgentConfig, RunConfig, multi_agent, to_dict, with_present_names
 from jrl.errors import InputError
 from jrl.fields.paths import resolve
 from jrl.host import files
+from jrl.host.machine import version
 from jrl.learn.program import LoopState
-from jrl.run.store import checkpoint_json
-from jrl.run.store.checkpoint_json import FILE, FORMAT, build_meta, read_meta, read_spec
-from jrl.types import PyTree
+from jrl.spaces_json import plain, space_from_json, space_to_json
+from jrl.types import EnvSpec, PyTree
 
-__all__ = [
-    "FORMAT", "build_meta", "check_fits", "copy_to_host", "damaged_error", "exists", "find_run_directory", "locate",
-    "read", "read_meta", "read_spec", "restore", "write",
-]  # fmt: skip
-
+FORMAT = 1
+FILE = "checkpoint.json"
+_CHECKSUM = "sha256"
+_DAMAGE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+# entries of the file, and the further entries that a run needs to continue
+_ENTRIES = {"iteration": int, "env_steps": int, "config": dict, "spec": dict}
+_RESUMABLE = {"counted": int, "devices": int, "time_s": float, "rows": dict}
+NOT_WEIGHTS = ("opt_state", "env_steps", "updates")  # fields of a State that are not weights
 Renew = Callable[[PyTree, PyTree], PyTree]
-OVERHEAD = 1_000_000  # bytes of a checkpoint without its arrays
 UNFINISHED = ".unfinished"  # suffix of directories during writing and deletion
 _READ_BACK = 2**28  # maximum bytes of a part that is compared after writing, which needs the memory twice
 # Orbax globs the whole path: a directory named `x[1]` is not found, and `a*b` also matches `acb`
@@ -65,11 +69,6 @@ def write(directory: Path, parts: Mapping[str, PyTree], meta: dict[str, Any]) ->
         logging.getLogger(name).setLevel(logging.CRITICAL)
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    needed, free = size_of(parts), shutil.disk_usage(directory).free
-    if free < needed:  # before a hundred threads fail
-        raise OSError(
-            errno.ENOSPC, f"{needed / 1e6:.1f} MB are needed, {free / 1e6:.1f} MB are free", str(directory.parent)
-        )
     try:
         with _without_pattern(directory) as target:
             for part, tree in parts.items():
@@ -86,7 +85,7 @@ def write(directory: Path, parts: Mapping[str, PyTree], meta: dict[str, Any]) ->
         except Exception as e:  # any error of Orbax
             why = f"the files cannot be read back: {first_line(e)}"
             raise OSError(errno.EIO, why, str(directory / part)) from e
-    checkpoint_json.write(directory, {**meta, "checksums": checksums})
+    write_meta(directory, {**meta, "checksums": checksums})
     files.sync(directory)
 
 
@@ -100,11 +99,6 @@ def _without_pattern(directory: Path) -> Iterator[Path]:
         link = Path(place) / "link"
         link.symlink_to(directory, target_is_directory=True)
         yield link
-
-
-def size_of(parts: Mapping[str, PyTree]) -> int:
-    """Returns the maximum bytes of a checkpoint."""
-    return _nbytes(parts) + OVERHEAD
 
 
 def _nbytes(tree: PyTree) -> int:
@@ -133,7 +127,7 @@ def locate(path: Path, *, best: bool | None = False) -> Path:
         if steps:
             keep = read_meta(parent / str(steps[-1]))["config"].get("checkpoint", {})
             by = keep.get("keep_best_by")
-            number = checkpoint_json.find_best(metas(parent), by, keep.get("keep_best", "max"))
+            number = find_best(metas(parent), by, keep.get("keep_best", "max"))
             if number is None and best:
                 raise InputError(
                     f"checkpoint: no checkpoint of {path} has the metric of its checkpoint.keep_best_by "
@@ -159,15 +153,11 @@ def find_run_directory(path: Path) -> Path | None:
 
 
 def restore(checkpoint: Path, part: str, template: PyTree, renew: Renew | None = None) -> PyTree:
-    """Returns one part of a checkpoint, such as "learner", on the host.
+    """Returns one part of a checkpoint, such as "learner", on the host. Raises as `read` and `check_fits`.
 
     Args:
-      checkpoint: directory from `locate`.
-      part: name of the part.
       template: arrays or ShapeDtypeStructs; a tree without leaves is returned unchanged.
       renew: see `read`.
-    Raises:
-      InputError: the checkpoint has other arrays, or is damaged.
     """
     if not jax.tree.leaves(template):
         return template
@@ -193,8 +183,6 @@ def read(checkpoint: Path, part: str, like: PyTree = None, renew: Renew | None =
     """Returns the arrays of one part as they were saved.
 
     Args:
-      checkpoint: directory from `locate`.
-      part: name of the part.
       like: tree of the wanted structure; None: dicts and lists.
       renew: (saved tree as dicts, like) -> saved tree in the layout of this version.
     Raises:
@@ -209,17 +197,19 @@ def read(checkpoint: Path, part: str, like: PyTree = None, renew: Renew | None =
     except (Exception, MemoryError) as e:
         raise damaged_error(checkpoint, f"its {part}: {first_line(e)}") from e
     if part == "learner":
-        found = checkpoint_json.move_renamed_fields(found)
+        found = move_renamed_fields(found)
     if renew is not None:
         found = renew(found, like)
     return found if like is None else _restructure(checkpoint, part, found, like)
 
 
 def damaged_error(checkpoint: Path, why: str) -> InputError:
-    """Returns the error of a damaged checkpoint, which names the latest other intact checkpoint."""
-    return checkpoint_json.damaged_error(
-        checkpoint, why, next(filter(_is_intact, checkpoint_json.list_others(checkpoint)), None)
-    )
+    """Returns the error of a damaged checkpoint, which names the latest other intact checkpoint of the run."""
+    others = reversed(saved_steps(checkpoint.parent)) if checkpoint.name.isdigit() else ()
+    paths = (checkpoint.parent / str(n) for n in others if str(n) != checkpoint.name)
+    other = next(filter(_is_intact, paths), None)
+    fix = f"use another one, such as {other}" if other else "use that of another run: this run has no intact checkpoint"
+    return InputError(f"checkpoint: {checkpoint} is damaged or not made by jrl ({why}): {fix}")
 
 
 def _read_whole(checkpoint: Path, part: str, checksum: str | None) -> PyTree:
@@ -231,9 +221,6 @@ def _read_whole(checkpoint: Path, part: str, checksum: str | None) -> PyTree:
         described = reader.metadata(place / part).item_metadata
         if described is None:
             raise ValueError("its files cannot be read")
-        size = sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(described.tree))
-        if size > (total := psutil.virtual_memory().total):
-            raise ValueError(f"it would take {size / 2**30:,.0f} GiB of memory, of {total / 2**30:,.0f} GiB")
         if checksum is None:
             return None
         found = _unescape_names(reader.restore(place / part))
@@ -252,9 +239,8 @@ def _mute_event_loop() -> Iterator[None]:
 
 
 def _is_intact(checkpoint: Path) -> bool:
-    meta = checkpoint_json.try_read_meta(checkpoint)
     try:
-        for part, checksum in (meta or {"checksums": {"": ""}})["checksums"].items():
+        for part, checksum in _read_file(checkpoint, False)["checksums"].items():
             _read_whole(checkpoint, part, checksum)
     except (Exception, MemoryError):
         return False
@@ -336,7 +322,7 @@ def saved_steps(directory: Path) -> list[int]:
 
 def metas(directory: Path) -> dict[int, dict[str, Any]]:
     """Returns number -> description of each readable checkpoint of a directory."""
-    found = {n: checkpoint_json.try_read_meta(directory / str(n)) for n in saved_steps(directory)}
+    found = {n: try_read_meta(directory / str(n)) for n in saved_steps(directory)}
     return {n: meta for n, meta in found.items() if meta is not None}
 
 
@@ -369,6 +355,159 @@ def first_line(e: BaseException) -> str:
     return text.splitlines()[0][:200] if text else type(e).__name__
 
 
+# ---------------------------------------------------------------- checkpoint.json
+
+
+def build_meta(cfg: RunConfig, spec: EnvSpec, *, counters: Mapping[str, float], **more: Any) -> dict[str, Any]:
+    """Returns the description of a checkpoint: format, versions, counters, config and spaces.
+
+    Args:
+      cfg: config of the run.
+      spec: spec of the environments.
+      counters: iteration, env_steps, time_s.
+      more: further entries; numbers that are not finite become strings.
+    """
+    config = to_dict(cfg)
+    text = json.dumps(config, sort_keys=True)
+    to_json = lambda space: None if space is None else space_to_json(space)
+    return {
+        "format": FORMAT,
+        "jrl": version("jrl"),
+        "jax": jax.__version__,
+        **counters,
+        "config": config,
+        "config_hash": hashlib.sha256(text.encode()).hexdigest()[:16],
+        "spec": {
+            "observation": to_json(spec.observation),
+            "action": to_json(spec.action),
+            "env_action": to_json(spec.env_action),
+            "env_observation": to_json(spec.env_observation),
+            "max_episode_steps": spec.max_episode_steps,
+            **({"agents": list(spec.agents)} if spec.agents else {}),
+            **({"kinds": [list(kind) for kind in spec.kinds]} if spec.kinds else {}),
+        },
+        **more,
+    }
+
+
+def write_meta(directory: Path, content: Mapping[str, Any]) -> None:
+    """Writes `checkpoint.json` and flushes it to disk."""
+    content = json.loads(json.dumps(plain(content), allow_nan=False))  # as read back, for the checksum
+    with (directory / FILE).open("w") as file:
+        json.dump({**content, _CHECKSUM: _hash(content)}, file, indent=1, allow_nan=False)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _hash(content: Mapping[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_meta(checkpoint: Path, *, resumable: bool = False) -> dict[str, Any]:
+    """Returns counters, config and spaces of a checkpoint.
+
+    Args:
+      checkpoint: directory from `locate`.
+      resumable: require the entries that a run needs to continue.
+    Raises:
+      InputError: the directory is not a checkpoint of jrl, is damaged, or has a later format.
+    """
+    try:
+        return _read_file(checkpoint, resumable)
+    except InputError:
+        raise
+    except KeyError as e:
+        raise damaged_error(checkpoint, f"{e} is missing") from e
+    except (*_DAMAGE, OSError) as e:
+        raise damaged_error(checkpoint, first_line(e)) from e
+
+
+def try_read_meta(checkpoint: Path) -> dict[str, Any] | None:
+    """Returns the result of `read_meta`; None if `read_meta` raises."""
+    try:
+        return _read_file(checkpoint, False)
+    except (*_DAMAGE, OSError):
+        return None
+
+
+def _read_file(checkpoint: Path, resumable: bool) -> dict[str, Any]:
+    found = json.loads((checkpoint / FILE).read_text())
+    version = found.get("format")
+    if type(version) is not int:
+        raise ValueError(f"format: expected a whole number, got {str(version)[:40]!r}")
+    if version > FORMAT:
+        raise InputError(f"checkpoint: {checkpoint} has format {version}, this jrl reads up to {FORMAT}: update jrl")
+    checksum = found.pop(_CHECKSUM, None)
+    if checksum is not None and checksum != _hash(found):
+        raise ValueError("its checksum differs")
+    for name, kind in (_ENTRIES | _RESUMABLE if resumable else _ENTRIES).items():
+        if not isinstance(found[name], kind):
+            raise ValueError(f"{name}: expected {kind.__name__}, got {str(found[name])[:40]!r}")
+    read_spec(found)
+    found["config"] = _rename_keys(found["config"])
+    return found
+
+
+def find_best(checkpoints: Mapping[int, Mapping[str, Any]], name: str | None, mode: str) -> int | None:
+    """Returns the number of the checkpoint with the best metric, the earliest of equals; None: no such metric."""
+    sign = -1 if mode == "max" else 1
+    score = {n: sign * to_number((m.get("metrics") or {}).get(name)) for n, m in checkpoints.items()}
+    known = [n for n, value in score.items() if math.isfinite(value)]
+    return min(known, key=lambda n: (score[n], n)) if known else None
+
+
+def to_number(x: Any) -> float:
+    """Returns a metric as a float; NaN if it is not a number."""
+    try:
+        return float(x)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+# fields of a State in earlier versions -> present path
+MOVED = {
+    "target_critic": ("target_params", "critic"),
+    "kl_coef": ("own", "kl_coef"),
+    "noise": ("own", "noise"),
+    "policy_loss": ("own", "policy_loss"),
+    "policy_metrics": ("own", "policy_metrics"),
+}
+
+
+def move_renamed_fields(saved: Any) -> Any:
+    """Returns a saved State, as dicts, with the field names of this version."""
+    if not isinstance(saved, dict) or "params" not in saved or "env_steps" not in saved:
+        return saved
+    state = {"updates": np.zeros((), np.uint32), **saved}
+    for old in MOVED.keys() & saved.keys():
+        field, name = MOVED[old]
+        state[field] = {**state.get(field, {}), name: state.pop(old)}
+    return state
+
+
+def _rename_keys(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns a stored config with the keys of this version; changes `config` in place."""
+    if (devices := config.get("run", {}).pop("devices", 1)) > 1:
+        config["devices"] = {"learners": list(range(devices))}
+    if "episodes" in (evaluation := config.get("evaluation", {})):
+        evaluation["duration"] = evaluation.pop("episodes")
+    return dict(with_present_names(config))
+
+
+def read_spec(meta: Mapping[str, Any]) -> EnvSpec:
+    """Returns the spec of a checkpoint's environments, for one environment."""
+    found = meta["spec"]
+    optional = lambda space: None if space is None else space_from_json(space)
+    env_action = optional(found["env_action"])
+    env_observation = optional(found.get("env_observation"))  # missing in checkpoints of earlier versions
+    observation, action = space_from_json(found["observation"]), space_from_json(found["action"])
+    agents = tuple(found.get("agents", ()))
+    kinds = tuple(map(tuple, found.get("kinds", ())))
+    limit = found["max_episode_steps"]
+    return EnvSpec(observation, action, max(1, len(agents)), limit, env_action, env_observation, agents, kinds)
+
+
 # ---------------------------------------------------------------- arrays of a run
 
 
@@ -379,7 +518,7 @@ def state_parts(state: LoopState, section: CheckpointConfig, given: MultiAgentCo
 
 
 def kept_policies(learner: PyTree, section: CheckpointConfig, given: MultiAgentConfig | None) -> PyTree:
-    """Returns what a checkpoint holds of an algorithm's State: of several policies those that learn, if so told."""
+    """Returns the State that a checkpoint stores: with `checkpoint.policies: trainable`, the policies that learn."""
     if section.policies == "all" or not isinstance(learner, dict):
         return learner
     frozen = set(multi_agent.followers(given)) - set(multi_agent.learning(given))

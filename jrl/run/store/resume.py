@@ -31,14 +31,12 @@ from jrl.types import PyTree
 _log = logging.getLogger(__name__)
 
 _VALUE_ARRAYS = re.compile(r"(^|[._])(value|critic|q)([._]|$)|^return_stats")  # names of arrays of value functions
-NOT_WEIGHTS = ("opt_state", "env_steps", "updates")  # fields of an algorithm's State
 
 
 def restore_learner(saved: Path, template: PyTree, *, allow_missing: bool = False) -> PyTree:
     """Returns the algorithm's State of a checkpoint, on the host.
 
     Args:
-      saved: checkpoint from `checkpoint.locate`.
       template: State of the wanted shapes and dtypes.
       allow_missing: take policies that the checkpoint lacks from `template`; False: raise.
     Raises:
@@ -84,7 +82,6 @@ def restore_state(saved: Path, cfg: RunConfig, template: LoopState, devices: int
     """Returns the state of a checkpoint, on the host.
 
     Args:
-      saved: checkpoint from `checkpoint.locate`.
       cfg: config of the continued run.
       template: initial state of the run, from `Program.keep`; its replay is used if the checkpoint has no replay.
       devices: number of learner devices of the run, which may differ from the checkpoint's.
@@ -96,8 +93,17 @@ def restore_state(saved: Path, cfg: RunConfig, template: LoopState, devices: int
     before, envs = meta["devices"], _other_num_envs(meta, cfg)
     is_kept = isinstance(template.replay, Kept)  # the latest rollouts, which the run soon replaces
     if envs:
-        filled = bool(jax.tree.leaves(wanted["replay"])) and not is_kept
-        _check_num_envs(saved, cfg.env.num_envs, envs, replay=filled, is_by_game=by_game(cfg.multi_agent))
+        fault = f"env.num_envs: expected {envs}, got {cfg.env.num_envs}"
+        if jax.tree.leaves(wanted["replay"]) and not is_kept:
+            raise InputError(
+                f"{fault}: the replay of {saved} has one column per environment: keep env.num_envs={envs}, or start "
+                "with an empty replay: --set checkpoint.replay=none"
+            )
+        if by_game(cfg.multi_agent):
+            raise InputError(
+                f"{fault}: the policy mapping of {saved} has a table of its environments' games: keep "
+                f"env.num_envs={envs}"
+            )
     if jax.tree.leaves(wanted["replay"]) and not (saved / "replay").is_dir():
         raise InputError(f"checkpoint: {saved} holds no replay: --set checkpoint.replay=none starts with an empty one")
     found = {"learner": restore_learner(saved, jax.device_get(template.learner), allow_missing=True)}
@@ -114,19 +120,6 @@ def _other_num_envs(meta: Mapping[str, Any], cfg: RunConfig) -> int | None:
     """Returns the checkpoint's number of environments, if the run has another number; else None."""
     found = (meta["config"].get("env") or {}).get("num_envs")
     return found if isinstance(found, int) and found != cfg.env.num_envs and not datasets.alone(cfg) else None
-
-
-def _check_num_envs(saved: Path, now: int, envs: int, *, replay: bool, is_by_game: bool) -> None:
-    fault = f"env.num_envs: expected {envs}, got {now}"
-    if replay:
-        raise InputError(
-            f"{fault}: the replay of {saved} has one column per environment: keep env.num_envs={envs}, or start "
-            "with an empty replay: --set checkpoint.replay=none"
-        )
-    if is_by_game:
-        raise InputError(
-            f"{fault}: the policy mapping of {saved} has a table of its environments' games: keep env.num_envs={envs}"
-        )
 
 
 def _restore_replay(saved: Path, wanted: PyTree, before: int, devices: int) -> PyTree:
@@ -171,13 +164,13 @@ def _restore_source(saved: Path, wanted: PyTree) -> PyTree:
         if isinstance(like, EpisodeState):
             return found.get("columns", found)
         is_reset = "columns" not in found
-        return {**_fields(wanted), "columns": found} if is_reset else _name_games(found)
+        return {**vars(wanted), "columns": found} if is_reset else _name_games(found)
 
     found = checkpoint.read(saved, "source", like, renew)
     if is_reset:
-        dealt = found.replace(columns=clear_running(_regroup_source(found.columns, like.columns)))
+        dealt = found.replace(columns=clear_running(_regroup(found.columns, wanted.columns)))
     else:
-        dealt = _regroup_source(found, like)
+        dealt = _regroup(found, wanted)
     return checkpoint.check_fits(saved, "source", dealt, like)
 
 
@@ -189,10 +182,6 @@ def _name_games(found: Any) -> Any:
     env, game, over = inner
     env = env if isinstance(env, dict) and {"env", "ended"} <= set(env) else {"env": env}
     return {**found, "env_state": {**env, "game": game, "over": over}}
-
-
-def _fields(source: PyTree) -> dict[str, PyTree]:
-    return {f.name: getattr(source, f.name) for f in dataclasses.fields(source)}
 
 
 def read_config(path: Path) -> dict[str, Any] | None:
@@ -284,66 +273,20 @@ def drop_met_criteria(meta: Mapping[str, Any], cfg: RunConfig, *, is_requested: 
     return dataclasses.replace(cfg, stop={k: v for k, v in cfg.stop.items() if k not in met}), lines
 
 
-def _regroup_source(source: PyTree, like: PyTree) -> PyTree:
-    """Distributes the state of a source over the devices or pools of `like`.
+def _regroup(source: PyTree, wanted: PyTree) -> PyTree:
+    """Distributes the state of a source over the devices or pools of `wanted`.
 
-    The state is that of JAX environments [old, B / old, *], or episode statistics [old, B / old], without the first
-    axis if there is one pool. Each environment keeps its state. Of values that each pool has once, every
-    old / new-th is taken.
+    Each environment keeps its state, [old, B / old, *] or [B, *]. Values that each pool has once, such as the window of
+    the latest episodes, are those of `wanted` if their total size differs.
     """
-    columns, wanted = (x if isinstance(x, EpisodeState) else x.columns for x in (source, like))
-    if isinstance(columns.games, EpisodeState):
-        return _regroup_games(source, like)
-    if columns.length.shape == wanted.length.shape and columns.window_return.shape == wanted.window_return.shape:
-        return source
-    axes, pools = columns.length.ndim, columns.window_next.size
-    by_env = lambda x: np.reshape(x, (*wanted.length.shape, *x.shape[axes:]))
-
-    def once(x):
-        taken = np.arange(wanted.window_next.size) * pools // wanted.window_next.size
-        rest = x.shape[columns.window_next.ndim :]
-        return np.reshape(np.reshape(x, (pools, *rest))[taken], (*wanted.window_next.shape, *rest))
-
-    of_envs = ("episode_return", "return_rest", "length", "running_return")
-    dealt = EpisodeState(
-        **{name: by_env(getattr(columns, name)) for name in of_envs}, **_merge_windows(columns, wanted)
-    )
-    if columns is source:
-        return dealt
-    of_env = lambda x: x.shape[:axes] == columns.length.shape
-    rest = jax.tree.map(lambda x: by_env(x) if of_env(x) else once(x), source.replace(columns=()))
-    return rest.replace(columns=dealt)
-
-
-def _regroup_games(source: PyTree, like: PyTree) -> PyTree:
-    """Distributes the state of a source of several agents; the windows of the latest episodes become empty."""
-    fits = lambda x, wanted: np.size(x) == math.prod(wanted.shape)
-    deal = lambda x, wanted: np.reshape(x, wanted.shape) if fits(x, wanted) else _empty(wanted)
-    return jax.tree.map(deal, source, like)
-
-
-def _empty(like: Any) -> np.ndarray:
-    return np.full(like.shape, np.nan if np.issubdtype(like.dtype, np.floating) else 0, like.dtype)
-
-
-def _merge_windows(columns: EpisodeState, wanted: EpisodeState) -> dict[str, np.ndarray]:
-    """Returns windows of the latest episodes: the first holds as many as fit, the others are empty."""
-    found = np.stack([np.ravel(columns.window_return), np.ravel(columns.window_length)])
-    size = wanted.window_return.shape[-1]
-    found = found[:, np.isfinite(found[0])][:, :size]
-    windows = np.full((2, wanted.window_next.size, size), np.nan, np.float32)
-    windows[:, 0, : found.shape[1]] = found
-    starts = np.zeros(wanted.window_next.shape, np.int32)
-    starts.flat[0] = found.shape[1] % size
-    returns, lengths = (window.reshape(wanted.window_return.shape) for window in windows)
-    return {"window_return": returns, "window_length": lengths, "window_next": starts}
+    deal = lambda x, like: np.reshape(x, like.shape) if np.size(x) == np.size(like) else np.asarray(like)
+    return jax.tree.map(deal, source, wanted)
 
 
 def transfer_weights(saved: Path, state: PyTree, *, policy_only: bool = False) -> tuple[PyTree, list[str]]:
     """Copies parameters and statistics of equal name and shape from a checkpoint, for fine-tuning.
 
     Args:
-      saved: checkpoint from `checkpoint.locate`.
       state: initial State of the algorithm; its optimizer state and counters are kept.
       policy_only: keep the state's critics and value functions, too.
     Returns:
@@ -377,9 +320,8 @@ def transfer_weights(saved: Path, state: PyTree, *, policy_only: bool = False) -
 
 def _is_weight(name: str) -> bool:
     """Returns whether an array of a State is a weight: not a rounding error, count of a league or policy table."""
-    return not name.startswith((*NOT_WEIGHTS, f"{LEAGUE}.", f"{TABLE}.")) and checkpoint.SUM_OF_REST.keys().isdisjoint(
-        name.split(".")
-    )
+    is_other = name.startswith((*checkpoint.NOT_WEIGHTS, f"{LEAGUE}.", f"{TABLE}."))
+    return not is_other and checkpoint.SUM_OF_REST.keys().isdisjoint(name.split("."))
 
 
 def _leaves(tree: PyTree) -> dict[str, Any]:

@@ -1,8 +1,5 @@
 """Checkpointer: writes the checkpoints of a run in the background, and deletes old checkpoints.
 
-    with Checkpointer(run_dir / "checkpoints", CheckpointConfig(keep_last=3)) as checkpoints:
-        checkpoints.save(iteration, {"learner": state}, meta)
-
 A save is atomic: it writes to a temporary directory, which is renamed at the end.
 """
 
@@ -17,7 +14,7 @@ from typing import Any
 from jrl.config import CheckpointConfig
 from jrl.errors import InputError
 from jrl.host import files
-from jrl.run.store import checkpoint, checkpoint_json
+from jrl.run.store import checkpoint
 from jrl.types import PyTree
 
 
@@ -25,7 +22,6 @@ class Checkpointer:
     """Writes the checkpoints of one run. A context manager, whose exit waits for the unfinished save.
 
     Args:
-      directory: directory of the checkpoints.
       keep: rules for deleting checkpoints.
       pool: writer pool shared by several runs, closed by the caller; None: own thread.
     Attributes:
@@ -70,7 +66,7 @@ class Checkpointer:
         Args:
           iteration: number of the checkpoint. Checkpoints with later numbers, from before a rollback, are deleted.
           parts: name -> tree of arrays; parts without arrays are left out.
-          meta: description, see `checkpoint_json.build_meta`; with `keep_best_by`, "metrics" has the metric.
+          meta: description, see `checkpoint.build_meta`; with `keep_best_by`, "metrics" has the metric.
         Raises:
           InputError: this save or the previous save could not be written.
         """
@@ -79,11 +75,7 @@ class Checkpointer:
         self.last_saved = iteration
 
     def wait(self) -> None:
-        """Waits until the unfinished save is complete.
-
-        Raises:
-          InputError: the save could not be written. Earlier checkpoints remain.
-        """
+        """Waits for the unfinished save. Raises InputError: it could not be written; earlier checkpoints remain."""
         pending, self._pending = self._pending, None
         if pending is not None:
             try:
@@ -117,11 +109,11 @@ class Checkpointer:
     def improves(self, metrics: Mapping[str, Any]) -> bool:
         """Returns whether a checkpoint with these metrics would be the best by `checkpoint.keep_best_by`."""
         name = self._keep.keep_best_by
-        if name is None or not math.isfinite(checkpoint_json.to_number(metrics.get(name))):
+        if name is None or not math.isfinite(checkpoint.to_number(metrics.get(name))):
             return False
         self.wait()
         new = 1 + max(saved := checkpoint.metas(self._directory), default=0)
-        return checkpoint_json.find_best({**saved, new: {"metrics": metrics}}, name, self._keep.keep_best) == new
+        return checkpoint.find_best({**saved, new: {"metrics": metrics}}, name, self._keep.keep_best) == new
 
     def _write(self, iteration: int, parts: Mapping[str, PyTree], meta: dict[str, Any]) -> None:
         earlier = {n: m for n, m in checkpoint.metas(self._directory).items() if n < iteration}
@@ -144,7 +136,7 @@ class Checkpointer:
                 checkpoint.delete(self._directory / str(n))
         every_meta = {**earlier, iteration: meta}
         latest = sorted(every_meta)[-self._keep.keep_last :]
-        best = checkpoint_json.find_best(every_meta, self._keep.keep_best_by, self._keep.keep_best)
+        best = checkpoint.find_best(every_meta, self._keep.keep_best_by, self._keep.keep_best)
         for n, m in every_meta.items():
             if n not in latest and n != best and not m.get("keep"):
                 checkpoint.delete(self._directory / str(n))

@@ -24,7 +24,6 @@ CLASSES = {
 }
 # any finite number has a meaning
 ANY = {"reward_scale", "v_min", "v_max", "target_entropy", "cql_target_gap", "target_return", "stop"}
-LONG = tuple((step, 1.0) for step in range(1001))
 
 
 def takes_numbers(hint):

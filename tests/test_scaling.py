@@ -150,6 +150,7 @@ def test_ctrl_c_ends_a_run_with_threads_after_a_checkpoint(tmp_path):
     assert checkpoint.read_meta(checkpoint.locate(out))["env_steps"] >= before
 
 
+@pytest.mark.slow
 def test_an_environment_that_raises_in_a_thread_ends_the_run_with_its_own_traceback(tmp_path):
     out = tmp_path / "run"
     process = started(
@@ -159,34 +160,6 @@ def test_an_environment_that_raises_in_a_thread_ends_the_run_with_its_own_traceb
     assert process.returncode == 1
     assert "ZeroDivisionError: crashed in step" in err and "in _roll" in err and "faulty_envs.py" in err
     assert checkpoint.read_meta(checkpoint.locate(out))["env_steps"] > 0  # what was learned until then
-
-
-CRASHING = ["--env=faulty_envs:Crashing", "--set=env_runners.restart_failed_sub_environments=true"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["raise", "exit"])
-def test_ppo_learns_with_environments_that_crash(how, tmp_path, monkeypatch):
-    """One step in 250 ends the environment, or the process that it runs in."""
-    monkeypatch.syspath_prepend(str(HERE))
-    monkeypatch.setenv("PYTHONPATH", str(HERE), prepend=os.pathsep)
-    p, budget = (0.004, 100_000) if how == "raise" else (0.0005, 20_000)
-    args = [*CRASHING, f"--set=env.options={{p_step: {p}, p_reset: 0.01, how: {how}}}", "--set=run.log=[jsonl]"]
-    args += ["--set=env.remote_worker_envs=true"] * (how == "exit")
-    stop = [f"--stop=episode/return={150 if how == 'raise' else 40}", f"--stop=env_steps={budget}"]
-    assert train.main([PPO, *args, *stop, "--as-test", "--out", str(tmp_path / "run")]) == 0
-    assert rows(tmp_path / "run")[-1]["env/failures"] >= 2
-
-
-@slow
-def test_a_stalled_environment_is_replaced(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(HERE))
-    monkeypatch.setenv("PYTHONPATH", str(HERE), prepend=os.pathsep)
-    args = [*SMALL, "--env=faulty_envs:Stalling", "--set=env.options={at: 40, seconds: 3600}", "--set=env.num_envs=2"]
-    args += ["--set=env.remote_worker_envs=true", "--set=env_runners.env_step_timeout_s=1"]
-    args += [CRASHING[1], "--stop=env_steps=200", "--out", str(tmp_path / "run")]
-    assert train.main(args) == 0  # an hour's sleep is not waited for
-    assert rows(tmp_path / "run")[-1]["env/failures"] >= 2
 
 
 @pytest.mark.slow
@@ -202,6 +175,7 @@ def test_all_runners_dead_is_a_clear_error_after_a_checkpoint(tmp_path):
     assert checkpoint.read_meta(checkpoint.locate(out))["env_steps"] > 0
 
 
+@pytest.mark.slow
 def test_a_resource_that_no_node_has_is_one_error(tmp_path, capsys):
     runners = ["--set=env_runners.num=2", "--set=env_runners.custom_resources={moon: 1}"]
     assert train.main([*SMALL, *runners, "--stop=env_steps=100", "--out", str(tmp_path / "run")]) == 2

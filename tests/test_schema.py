@@ -183,24 +183,6 @@ def test_a_faulty_choice_is_one_problem(given, message):
     assert choose({"explore": given}, One)[1] == [message]
 
 
-def test_a_choice_within_a_swapped_section():
-    """As `algo.exploration` in a run's config."""
-
-    @dataclasses.dataclass(frozen=True)
-    class Run:
-        algo: object
-
-    def run(data):
-        problems = []
-        return schema.build(Run, data, problems, swap={"algo": Chooser}), [p.message for p in problems]
-
-    assert run({"algo": {"explore": {"name": "soft"}}}) == (Run(Chooser(explore=Soft())), [])
-    message = "unknown key algo.explore.temperatur: did you mean algo.explore.temperature?"
-    assert run({"algo": {"explore": {"name": "soft", "temperatur": 1}}})[1] == [message]
-    message = "algo.explore.name: expected one of greedy, soft, got 'gredy': did you mean greedy?"
-    assert run({"algo": {"explore": {"name": "gredy"}}})[1] == [message]
-
-
 @pytest.mark.parametrize("tree", [Chooser(), Chooser(explore=Soft(temperature=0.5), other=Greedy(epsilon=((0, 1.0),)))])
 def test_choices_survive_yaml(tree):
     assert choose(schema.parse(schema.dump(schema.plain(tree)))) == (tree, [])

@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from cases import some_quick
 
 from jrl import registry
 
@@ -171,32 +172,7 @@ CHECKS = {
     "league": league,
     "memory_tracking": memory_tracking,
 }
-# their mechanisms have quick tests elsewhere
-SLOW = {
-    "one_episode",
-    "training_step",
-    "custom_metric",
-    "train_and_save",
-    "custom_evaluation",
-    "curriculum_env_task",
-    "memory_tracking",
-    "parallel_evaluation",
-    "weights",
-    "curriculum_train_loop",
-    "observations",
-    "callbacks_in_program",
-    "custom_exploration",
-    "custom_loss",
-    "custom_network",
-    "backdate_rewards",
-    "global_counter",
-    "functions",
-    "q_values",
-    "curriculum_callback",
-    "replay",
-    "self_play",
-    "league",
-}
+QUICK = ("action_distribution", "several_callbacks")  # the mechanisms of all others have quick tests elsewhere
 ELSEWHERE = (
     "tune_",
     "reinforce",
@@ -226,7 +202,7 @@ def test_every_example_is_in_the_readme():
     assert [p.name for p in FOLDER.glob("*.py") if f"({p.name})" not in text] == []
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CHECKS])
+@pytest.mark.parametrize("name", some_quick(CHECKS, *QUICK))
 def test_example(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)  # of runs/
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", jax.config.jax_compilation_cache_dir)

@@ -76,7 +76,7 @@ CASES: dict[str, Case] = {
             **_RATE, "mixer": "qmix", "mixer_embed": 4, "hypernet_hidden": 8, "tau": 0.1, "target_update_every": 2,
             "max_grad_norm": 0.5,
         },
-        {},  # the probe environments are not teams; its exact answers are in test_vdn
+        {},  # the probe environments are not teams; its exact answers are in test_teams
         like="dqn",
     ),
     "pqn": Case(

@@ -26,8 +26,8 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 # files of few tests that take a minute together: handed out first, or a worker is left alone with them at the end
 _LONG = (
-    "test_schedulers", "test_seeds", "test_population", "test_pairs", "test_train_replay",
-    "test_several_agents", "test_by_episode", "test_resume", "test_loop", "test_games_collected",
+    "test_contract", "test_train", "test_schedulers", "test_seeds", "test_population", "test_train_replay",
+    "test_several_agents", "test_by_episode", "test_self_play", "test_resume", "test_loop", "test_games_collected",
 )  # fmt: skip
 
 

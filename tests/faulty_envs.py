@@ -40,16 +40,6 @@ class Stalling(Plain):
             time.sleep(self._seconds)
 
 
-class Uneven(Plain):
-    """A step takes `fast` seconds, or `slow` with probability `p`."""
-
-    def __init__(self, fast=0.001, slow=0.02, p=0.1):
-        self._fast, self._slow, self._p = fast, slow, p
-
-    def fault(self):
-        time.sleep(self._slow if self.np_random.random() < self._p else self._fast)
-
-
 class Crashing(CartPoleEnv):
     """CartPole-v1 that fails in a step with probability `p_step`, in a reset with `p_reset`; the seed decides when.
 

@@ -11,42 +11,30 @@ from jrl.types import Box, Dict, Discrete, EnvSpec, JaxEnv, MultiBinary, Several
 PAYOFF = np.array([[0.0, 1.0], [1.0, 8.0]], np.float32)  # of the second step, if the first agent took 1; else it is 7
 
 
-def two_step(num_envs, *, memory=False):
-    """The two-step game of QMIX's paper (arXiv:1803.11485, section 5), each of two agents earning half of the reward.
-
-    With `memory` the second step's observation does not tell what the first agent did, but its first one does not
-    matter either: a coin is shown at the first step, and both earn 1 by naming it at the second.
-    """
+def two_step(num_envs):
+    """The two-step game of QMIX (arXiv:1803.11485, section 5), each of two agents earning half of the reward."""
     observation = Dict((("obs", Box((3,))), ("state", Box((3,)))))
     spec = EnvSpec(observation, Discrete(2), 2 * num_envs, 2, agents=("first", "second"))
 
-    def observe(stage, coin):
-        shown = jnp.where(stage == 0, 1 - 2 * coin, 0)[:, None] if memory else jax.nn.one_hot(stage, 3)
-        shown = jnp.broadcast_to(shown, (num_envs, 3)).astype(jnp.float32)
+    def observe(stage):
+        shown = jax.nn.one_hot(stage, 3)
         return jax.tree.map(lambda x: jnp.repeat(x, 2, 0), {"obs": shown, "state": shown + 0})
 
     def reset(key):
-        state = (jnp.zeros((num_envs,), jnp.int32), jax.random.bernoulli(key, 0.5, (num_envs,)).astype(jnp.int32))
-        return state, observe(*state)
+        stage = jnp.zeros((num_envs,), jnp.int32)
+        return stage, observe(stage)
 
-    def step(state, action, key):
-        stage, coin = state
+    def step(stage, action, key):
         action = action.reshape(num_envs, 2)
         fresh, begins = stage == 3, stage == 0
         second = jnp.asarray(PAYOFF)[action[:, 0], action[:, 1]]
-        reward = jnp.where(stage == 1, 7.0, second)
-        if memory:
-            reward = (action == coin[:, None]).sum(-1).astype(jnp.float32)
-        reward = jnp.where(fresh | begins, 0.0, reward)
+        reward = jnp.where(fresh | begins, 0.0, jnp.where(stage == 1, 7.0, second))
         stage = jnp.where(fresh, 0, jnp.where(begins, 1 + action[:, 0], 3))
-        coin = jnp.where(fresh, jax.random.bernoulli(key, 0.5, (num_envs,)), coin)
         over = stage == 3
         both = lambda x: jnp.repeat(x, 2)
         several = Several(both(fresh), over)
-        result = StepResult(
-            observe(stage, coin), both(reward / 2), both(over), jnp.zeros_like(both(over)), several=several
-        )
-        return (stage, coin), result
+        result = StepResult(observe(stage), both(reward / 2), both(over), jnp.zeros_like(both(over)), several=several)
+        return stage, result
 
     return JaxEnv(spec, reset, step)
 

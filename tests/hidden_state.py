@@ -34,8 +34,3 @@ def hidden_sign(continuous: bool = False) -> Definition:
             "state": jnp.stack([state[0], 1.0 - 2.0 * state[2] / LENGTH], -1),
         },
     )
-
-
-def cue(obs):
-    """A transform for those who see no more than the policy."""
-    return obs["cue"]

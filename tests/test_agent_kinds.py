@@ -2,7 +2,6 @@
 
 import functools
 import json
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -244,17 +243,6 @@ def test_each_column_acts_as_its_policy_alone():
         np.testing.assert_allclose(action, expected, rtol=1e-5)
 
 
-def test_rollouts_have_the_shapes_that_are_foretold():
-    cfg = preflight.resolved(made(network={"core": {"name": "gru", "size": 4}}))
-    env = envs.make(cfg.env)
-    algo = build.algorithm(cfg, env.spec)
-    collect = unroll.make(env, algo.act, length=5, carry=algo.carry)
-    run = lambda key: collect.step(collect.init(key), algo.actor(algo.init(key)), key)[1]
-    found = jax.eval_shape(run, jax.random.key(0))
-    like = unroll.rollout_like(env.spec, algo, length=5, num_envs=env.spec.num_envs)
-    assert jax.tree.map(lambda x: (x.shape, x.dtype), found) == jax.tree.map(lambda x: (x.shape, x.dtype), like)
-
-
 # ---------------------------------------------------------------- who follows whom
 
 TAG = ("adversary_0", "adversary_1", "agent_0")
@@ -321,16 +309,6 @@ def test_a_dqn_and_a_sac_learn_beside_each_other():
 
 
 @pytest.mark.slow
-def test_hunters_learn_to_follow_and_the_prey_to_flee():
-    more = {"env": {"num_envs": 32}, "algo": {"lr": 3e-3, "gamma": 0.9, "num_epochs": 4}, "rollout": {"length": 14}}
-    frozen = {"policies_to_train": ["hunter"]}
-    _, hunted = trained(made(**more, multi_agent=frozen), 60)
-    _, fled = trained(made(**more, multi_agent={"policies_to_train": ["prey"]}), 60)
-    # after two iterations hunters have -20 and the prey 14
-    assert hunted["policy/hunter/return"] > -12 and fled["policy/prey/return"] > 19
-
-
-@pytest.mark.slow
 def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path, capsys):
     """On two devices, with memory."""
     more = {
@@ -363,25 +341,6 @@ def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path, cap
 def test_the_table_of_parameters_has_each_policy():
     names = network_table.parameters(made())
     assert {name.partition(".")[0] for name in names} == {"hunter", "prey"}
-
-
-class Looks(jrl.callbacks.Callbacks):
-    seen: ClassVar = []
-
-    def on_episode_end(self, *, episode, **kwargs):
-        for agent, own in episode.agent_episodes.items():
-            Looks.seen.append((agent, own.length, jax.tree.map(np.shape, own.obs), np.shape(own.actions)))
-
-
-@pytest.mark.slow
-def test_each_agents_episode_in_callbacks_is_of_its_kind():
-    Looks.seen.clear()
-    trained(made(custom={"callbacks": [f"{__name__}:Looks"]}), 1)
-    assert len(Looks.seen) == 3 * 2 * GAMES
-    for agent, n, obs, actions in Looks.seen:
-        flies = agent == "prey_0"
-        assert obs == ({"me": (n + 1, 2), "hunters": (n + 1, 2, 2)} if flies else (n + 1, 6))
-        assert actions == ((n, 2) if flies else (n,)) and (flies or n == 6)
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ for known_as, what in {"by-turns": by_turns, "by-lot": by_lot}.items():
 
 SMALL = {
     "env": {"id": "games:numbered", "num_envs": GAMES},
-    "algo": {"name": "ppo", "num_epochs": 1, "num_minibatches": 2},
+    "algo": {"name": "a2c"},
     "network": {"hidden": [8]},
     "rollout": {"length": STEPS, "iterations_per_call": 1},
     "run": {"compile_cache": False, "log": [], "report_every": 240},

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from jrl import callbacks, envs, registry, train
-from jrl.api import PPOConfig
 from jrl.callbacks import CallbackList, Callbacks, in_program, load, make_multi_callbacks
 from jrl.errors import InputError
 from jrl.fields.data import Fresh
@@ -395,11 +394,11 @@ class Ending(Callbacks):
     ("how", "reason"),
     [
         ("step", "Ending.on_episode_step returned False"),
-        ("sample", "Ending.on_sample_end returned False"),
+        pytest.param("sample", "Ending.on_sample_end returned False", marks=pytest.mark.slow),
         ("evaluation", "Ending.on_evaluate_end returned False"),
-        ("row", "Ending.on_train_result returned False"),
+        pytest.param("row", "Ending.on_train_result returned False", marks=pytest.mark.slow),
         ("done", "a callback set result['done']"),
-        ("", "env_steps reached 512"),
+        pytest.param("", "env_steps reached 512", marks=pytest.mark.slow),
     ],
 )
 def test_a_callback_can_end_a_run(how, reason, tmp_path, monkeypatch, capsys):
@@ -415,17 +414,6 @@ def test_a_callback_can_end_a_run(how, reason, tmp_path, monkeypatch, capsys):
     steps = rows[-1]["env_steps"]
     assert "done" not in rows[-1] and checkpoint.read_meta(checkpoint.locate(tmp_path / "run"))["env_steps"] == steps
     assert (steps >= 500) == (how == "") and steps > 0
-
-
-@pytest.mark.slow
-def test_a_callback_can_end_a_loop_over_train(monkeypatch):
-    monkeypatch.setattr(Ending, "how", "done")
-    made = PPOConfig().environment("CartPole-v1", backend="jax").callbacks(Ending).debugging(log=[])
-    made.env_runners(num_envs=2, rollout_fragment_length=32, iterations_per_call=1).training(
-        model={"hidden": [4]}, num_minibatches=2
-    )
-    with made.reporting(min_sample_timesteps_per_iteration=40).build() as algo:
-        assert [algo.train()["done"] for _ in range(2)] == [False, True]
 
 
 def test_what_nobody_looks_at_costs_nothing():

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
-from scipy.special import expit, log_softmax
+from scipy.special import log_softmax
 
 from jrl import distributions
 from jrl.distributions import (
@@ -82,16 +82,6 @@ def test_no_sample_is_masked_and_every_other_action_occurs(logits):
         assert not noise_is_heard or allowed.sum() == 1 or scipy.stats.chisquare(row[allowed]).pvalue > 1e-4
     assert np.take_along_axis(np.asarray(tiled(mask)), np.asarray(mode)[:, None], 1).all()
     np.testing.assert_allclose(drawn[1], -np.log(tiled(mask).sum(-1)), rtol=1e-5, atol=1e-6)
-
-
-def test_no_sample_of_several_choices_is_masked_and_every_other_one_occurs():
-    mask = np.concatenate([some_masks(n, seed=n) for n in (3, 4)], -1)
-    outputs = np.where(mask, normal(0, 8, 7), 50.0)
-    dist = action_distribution(MultiDiscrete((3, 4))).make(tiled(outputs), mask=tiled(mask))
-    action, log_prob = jax.jit(lambda d: d.sample_and_log_prob(KEY))(dist)
-    for k, part in enumerate(np.split(mask, [3], -1)):
-        np.testing.assert_array_equal(counts(action[:, k], part) > 0, part)
-    assert np.all(np.asarray(log_prob) > -20)
 
 
 @pytest.mark.parametrize("space", (Discrete(5), MultiDiscrete((2, 3))), ids=str)
@@ -240,16 +230,6 @@ def test_bernoulli_of_any_shape_and_of_extreme_logits():
     np.testing.assert_array_equal(jax.jit(lambda x: Bernoulli(x).sample(KEY))(extreme), [[1, 0], [0, 1]])
 
 
-def test_gradients_of_bernoulli_by_hand():
-    # d log p(a) = a - p; d H = -logit p (1 - p)
-    logits = normal(8, 4, 3)
-    p = expit(np.asarray(logits, np.float64))
-    action = jnp.asarray(np.random.default_rng(9).integers(0, 2, (4, 3)), jnp.int8)
-    functions = lambda x: jnp.stack([Bernoulli(x).log_prob(action).sum(), Bernoulli(x).entropy().sum()])
-    slopes = jax.jit(jax.jacobian(functions))(logits)
-    np.testing.assert_allclose(slopes, [action - p, -np.asarray(logits) * p * (1 - p)], rtol=1e-4, atol=1e-6)
-
-
 # ---------------------------------------------------------------- trees
 
 
@@ -301,22 +281,6 @@ def test_a_joint_distribution_is_the_product_of_its_parts(masked, per_row):
         np.testing.assert_array_equal(got, expected)
 
 
-def test_samples_of_a_joint_distribution_are_allowed_and_independent():
-    mask = np.concatenate([some_masks(n, seed=n) for n in (4, *NVEC)], -1)
-    outputs = np.concatenate([np.where(mask, 0.0, 30.0), np.zeros((8, 5))], -1)
-    one = action_distribution(PLAN).make(tiled(outputs), jnp.zeros(2), tiled(mask))
-    action = jax.jit(lambda d: d.sample(KEY))(one)
-    choices = [action["b"], *action["tree"][0].T]
-    for part, allowed in zip(choices, np.split(mask, [4, 6], -1), strict=True):
-        np.testing.assert_array_equal(counts(part, allowed) > 0, allowed)
-    # row 0 allows all: all combinations are as probable; the keys of the parts are not the same
-    rows = np.arange(0, N, 8)
-    joint = np.stack([*choices, action["tree"][1]["go"][:, 0]], -1)[rows] @ np.array([12, 6, 2, 1])
-    assert scipy.stats.chisquare(np.bincount(joint, minlength=48)).pvalue > 1e-3
-    step = np.asarray(action["tree"][1]["step"])
-    assert scipy.stats.kstest(step.ravel(), scipy.stats.norm(0, 1).cdf).pvalue > 1e-3
-
-
 def test_a_joint_distribution_is_a_tree_of_arrays():
     one = action_distribution(PLAN).make(normal(0, 6, 14), jnp.zeros(2))
     assert [x.shape for x in jax.tree.leaves(one)] == [(6, 4), (6, 5), (6, 3), (6, 2), (2,)]
@@ -327,14 +291,6 @@ def test_a_joint_distribution_is_a_tree_of_arrays():
     log_prob = jax.jit(lambda d: d.log_prob(d.mode()))
     np.testing.assert_allclose(log_prob(picked), log_prob(one)[::-2], rtol=1e-5)
     np.testing.assert_allclose(jax.vmap(log_prob)(rows), log_prob(one), rtol=1e-5)
-
-
-def test_batched_gives_each_row_its_log_std_whatever_its_shape():
-    wide = DiagGaussian(jnp.zeros((6, 2, 3)), jnp.ones((2, 3)), 2)
-    assert distributions.batched(wide).log_std.shape == (6, 2, 3)
-    np.testing.assert_array_equal(distributions.batched(wide).entropy(), wide.entropy())
-    plain = Categorical(jnp.zeros((6, 3)))
-    assert distributions.batched(plain) is plain
 
 
 def test_joint_of_squashed_gaussians():

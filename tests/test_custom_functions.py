@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 from jrl import registry
-from jrl.api import DQN, PPO
+from jrl.api import A2C, DQN
 from jrl.errors import InputError
 from jrl.fields import schema
 
@@ -41,7 +41,7 @@ def _registered(monkeypatch):
 @pytest.mark.parametrize(
     ("algorithm", "more"),
     [
-        (PPO, {"algo": {"num_epochs": 1}, "rollout": {"length": 32}}),
+        (A2C, {"rollout": {"length": 32}}),
         pytest.param(
             DQN, {"replay": {"capacity": 1000, "batch_size": 64, "learning_starts": 8}}, marks=pytest.mark.slow
         ),
@@ -60,4 +60,4 @@ def test_rewards_and_batches(algorithm, more):
 
 def test_a_name_that_is_not_there():
     with pytest.raises(InputError, match=r"custom\.reward nowhere:fn: "):
-        PPO(schema.merge(CONFIG, {"custom": {"reward": "nowhere:fn"}}))
+        A2C(schema.merge(CONFIG, {"custom": {"reward": "nowhere:fn"}}))

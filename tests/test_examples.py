@@ -4,13 +4,11 @@ import importlib.util
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import some_quick
 
 from jrl import registry
-from jrl.ops import returns
-from jrl.types import Rollout
 
 FOLDER = Path(__file__).parent.parent / "examples"
 
@@ -174,32 +172,7 @@ CHECKS = {
     "league": league,
     "memory_tracking": memory_tracking,
 }
-# their mechanisms have quick tests elsewhere
-SLOW = {
-    "one_episode",
-    "training_step",
-    "custom_metric",
-    "train_and_save",
-    "custom_evaluation",
-    "curriculum_env_task",
-    "memory_tracking",
-    "parallel_evaluation",
-    "weights",
-    "curriculum_train_loop",
-    "observations",
-    "callbacks_in_program",
-    "custom_exploration",
-    "custom_loss",
-    "custom_network",
-    "backdate_rewards",
-    "global_counter",
-    "functions",
-    "q_values",
-    "curriculum_callback",
-    "replay",
-    "self_play",
-    "league",
-}
+QUICK = ("action_distribution", "several_callbacks")  # the mechanisms of all others have quick tests elsewhere
 ELSEWHERE = (
     "tune_",
     "reinforce",
@@ -229,7 +202,7 @@ def test_every_example_is_in_the_readme():
     assert [p.name for p in FOLDER.glob("*.py") if f"({p.name})" not in text] == []
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CHECKS])
+@pytest.mark.parametrize("name", some_quick(CHECKS, *QUICK))
 def test_example(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)  # of runs/
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", jax.config.jax_compilation_cache_dir)
@@ -245,39 +218,3 @@ def test_example_with_env_runners(name, args, tmp_path, monkeypatch):
         assert load(name).main(*args) == ([1, 2], True)
     else:
         curriculum_train_loop(lambda: load(name).main(*args), tmp_path)
-
-
-def test_backdated_rewards_change_the_advantage_as_worked_out_by_hand():
-    # one column: the rewards 1, 2, 4 are paid for rows 0, 1, 2; the episode ends with row 4; after its reset row, 5,
-    # another one has begun, whose reward 8 is for row 6
-    module = load("backdate_rewards")
-    column = lambda *x: jnp.array(x)[:, None]
-    reward = column(0.0, 0.0, 1.0, 2.0, 4.0, 0.0, 0.0, 0.0, 8.0, 0.0, 0.0)
-    ends = column(*(t == 4 for t in range(11)))
-    rollout = Rollout(
-        obs=jnp.zeros((11, 1, 1)),
-        last_obs=jnp.zeros((1, 1)),
-        action=jnp.zeros((11, 1), jnp.int32),
-        reward=reward,
-        terminated=ends,
-        truncated=jnp.zeros_like(ends),
-        mask=column(*(t != 5 for t in range(11))),
-        contiguous=jnp.ones((1,), bool),
-        extras={},
-        carry=(),
-    )
-    found = module.backdate(rollout)
-    assert found.mask[:, 0].tolist() == [t != 5 and t < 9 for t in range(11)]
-    assert found.truncated[:, 0].tolist() == [t == 8 for t in range(11)]
-    assert found.terminated[:, 0].tolist() == ends[:, 0].tolist()
-
-    def advantage(rollout):
-        value = jnp.zeros((12, 1))
-        done = rollout.terminated | rollout.truncated
-        gae, _ = returns.gae(rollout.reward, rollout.terminated, done, value, gamma=0.5, gae_lambda=1.0)
-        return gae[:, 0].tolist()
-
-    # discounted sums of what follows in the episode: 1 + 2/2 + 4/4, 2 + 4/2, 4, 0, 0 and so on
-    assert advantage(found)[:5] == [3.0, 4.0, 4.0, 0.0, 0.0]
-    assert advantage(found)[6:9] == [8.0, 0.0, 0.0]
-    assert advantage(rollout)[:5] == [0.75, 1.5, 3.0, 4.0, 4.0]

@@ -95,13 +95,6 @@ def test_nohup_is_heeded():
 
 
 @posix
-def test_an_interruption_that_is_sent_twice_at_once_is_one():
-    child = Child(ENDS_CLEANLY)
-    child.signal(signal.SIGINT, signal.SIGINT, pause=0.02)
-    assert child.end()[:2] == (130, "SIGINT\n")
-
-
-@posix
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_ctrl_c_ends_the_process_at_once(first):
     child = Child("with interruption.watch_signals() as found:\n    ready()\n    loop(())\nprint('saved')")
@@ -263,13 +256,6 @@ def test_a_stall_is_reported_once_with_its_stage_and_the_stacks():
     assert watched.after(100) == 0 and watched.text() == ""
 
 
-def test_beats_keep_it_quiet():
-    watched = Watched()
-    for _ in range(10):
-        watched.dog.beat("update")
-        assert watched.after(9) == 0
-
-
 def test_grace_is_for_one_beat():
     watched = Watched()
     watched.dog.beat("compilation", grace=30.0)
@@ -307,12 +293,6 @@ def test_none_disables():
     with watched.dog:
         watched.dog.beat("update")
         assert "jrl-watchdog" not in [t.name for t in threading.enumerate()]
-
-
-def test_a_closed_stream_does_not_end_the_watchdog():
-    watched = Watched()
-    watched.out.close()
-    assert watched.after(11) == 1
 
 
 def test_its_thread_looks_by_itself_and_ends_with_the_block(capfd):
@@ -354,7 +334,7 @@ def test_a_stalled_environment_is_reported_and_the_run_goes_on(tmp_path):
 
 
 @posix
-def test_sigusr1_and_sigterm_in_training(tmp_path):
+def test_sigusr1_and_ctrl_c_in_training(tmp_path):
     process = train("--env=CartPole-v1", "--set=env.num_envs=4", "--stop=env_steps=1000000000", out=tmp_path / "run")
     try:
         while process.poll() is None and not (tmp_path / "run" / "result.jsonl").exists():
@@ -362,12 +342,12 @@ def test_sigusr1_and_sigterm_in_training(tmp_path):
         process.send_signal(signal.SIGUSR1)
         time.sleep(0.5)
         assert process.poll() is None
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
-    assert process.returncode == 143, err
+    assert process.returncode == 130, err
     assert "most recent call first" in err and "Traceback" not in err
     assert "interrupted" in out
     assert checkpoint.read_meta(checkpoint.locate(tmp_path / "run"))["env_steps"] > 0

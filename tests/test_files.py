@@ -58,13 +58,6 @@ def test_the_same_process_holds_a_directory_once(tmp_path):
         pass
 
 
-def test_a_reader_does_not_release_it(tmp_path):
-    with files.lock_directory(tmp_path):
-        (tmp_path / files.LOCK).read_text()  # as one that copies a run directory does
-        with pytest.raises(InputError), files.lock_directory(tmp_path):
-            pass
-
-
 def test_a_directory_that_was_made_for_nothing_goes(tmp_path):
     with files.lock_directory(tmp_path / "a" / "b"):
         pass
@@ -149,12 +142,3 @@ def test_replace_leaves_the_old_file_on_a_full_disk(tmp_path, monkeypatch):
         files.replace(path, "new")
     assert e.value.filename == str(path) and files.is_disk_full(e.value)
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["config.yaml"]
-
-
-def test_what_says_that_there_is_no_room():
-    assert files.is_disk_full(OSError(errno.EDQUOT, "")) and files.is_disk_full(OSError(errno.EROFS, ""))
-    assert files.is_disk_full(ValueError("RESOURCE_EXHAUSTED: x")) and files.is_disk_full(
-        ValueError("No space left on device")
-    )
-    assert not files.is_disk_full(OSError(errno.ENOENT, "")) and not files.is_disk_full(ValueError("x"))
-    assert not files.is_disk_full(InputError("No space left on device"))

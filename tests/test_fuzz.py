@@ -3,13 +3,8 @@
 scripts/fuzz_configs.py and scripts/fuzz_data.py make them.
 """
 
-import dataclasses
-
-import numpy as np
 import pytest
 from test_scripts import load
-
-from jrl.errors import InputError
 
 
 def outcome(count, seed):
@@ -59,30 +54,6 @@ def test_damaged_data_sets_are_read_or_refused():
     found = load("fuzz_data").run(40, seed=1)
     assert found["faults"] == []
     assert found["refused"] > 15 and found["read"] > 2
-
-
-def test_the_fuzz_of_data_finds_what_is_raw_large_or_from_outside(monkeypatch):
-    fuzz = load("fuzz_data")
-    store = next(iter(fuzz.stores().values()))
-    faults = lambda fn: fuzz.run(1, first=0, seconds=2.0)["faults"] if not monkeypatch.setattr(fuzz, "look", fn) else []
-    look = fuzz.look
-
-    def of(read):
-        def found(path):
-            with monkeypatch.context() as m:
-                m.setattr(fuzz.data, "read", lambda path: read())
-                return look(path)
-
-        return faults(found)[0]
-
-    def raises(error, cause=None):
-        raise error from cause
-
-    secret = np.frombuffer(fuzz.SECRET[:8] * store.num_rows, np.float64)
-    assert "KeyError" in of(lambda: raises(KeyError("x")))
-    assert "more memory" in of(lambda: raises(InputError("x"), MemoryError()))
-    assert "outside of the data set" in of(lambda: dataclasses.replace(store, reward=secret))
-    assert "reward: expected the shape" in of(lambda: dataclasses.replace(store, reward=secret[1:]))
 
 
 @pytest.mark.slow

@@ -192,33 +192,6 @@ def test_rollouts_are_kept_in_place():
     assert address(replay) == before
 
 
-@pytest.mark.slow
-def test_all_devices_draw_the_same_rollout(four_devices):
-    algo = make_writer(3, 4, axis_name=parallel.AXIS)
-    made = learner.on_policy(algo, jax.eval_shape(lambda: numbered(0, 1)))
-    like = jax.eval_shape(made.init_replay)
-
-    def body(state, replay, rollout, key):
-        replay = jax.tree.map(lambda x, like: x.reshape(like.shape), replay, like)
-        state, replay, metrics = made.step(state, replay, rollout, key)
-        return state, jax.tree.map(lambda x: x[None] if x.ndim == 0 else x, replay), metrics
-
-    specs = (parallel.REPLICATED, parallel.PER_DEVICE, parallel.ROLLOUT, parallel.REPLICATED)
-    step = parallel.pmap(body, four_devices, specs, (parallel.REPLICATED, parallel.PER_DEVICE, parallel.REPLICATED))
-    state = parallel.replicate(made.init(None), four_devices)
-    of_all = lambda x: jnp.broadcast_to(x[None], (4, *x.shape)).reshape(-1, *x.shape[1:])
-    replay = parallel.shard(jax.tree.map(of_all, made.init_replay()), four_devices)
-    single = learner.on_policy(make_writer(3, 4), jax.eval_shape(lambda: numbered(0)))
-    one, one_replay = single.init(None), single.init_replay()
-    for number in range(6):
-        data, key = numbered(number, 4), jax.random.key(number)
-        placed = parallel.shard(data, four_devices, parallel.ROLLOUT)  # one column on each device
-        state, replay, _ = jax.block_until_ready(step(state, replay, placed, key))
-        one, one_replay, _ = single.step(one, one_replay, data, key)
-    np.testing.assert_array_equal(state.learned, one.learned)
-    assert one.learned.sum() == 24 and (one.learned[:6] > 0).sum() >= 4
-
-
 def test_devices_begin_together_and_count_together(four_devices):
     made = learner.off_policy(
         make_algo(axis_name=parallel.AXIS), make_buffer(), updates=2, learning_starts=10, axis_name=parallel.AXIS

@@ -8,9 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl import callbacks
-from jrl.algos import dqn, ppo
-from jrl.config import load
+from jrl.algos import a2c, dqn
 from jrl.envs import classic, jax_env
 from jrl.learn import learner, parallel
 from jrl.learn.fused import Fused
@@ -22,17 +20,16 @@ from jrl.networks import NetworkConfig
 from jrl.replay import prioritized, ring
 from jrl.rollout import unroll
 from jrl.rollout.sources import JaxSource
-from jrl.run import build
 from jrl.types import Episodes, element
 
 T, B, SEED = 16, 8, 5
-CONFIG = ppo.Config(num_epochs=2, num_minibatches=2, lr=1e-2, normalize_obs=True)
+CONFIG = a2c.Config(lr=1e-2, normalize_obs=True)
 EVERYTHING = 10**9
 
 
 def parts(num_envs):
     env = jax_env.build(classic.cartpole(), num_envs)
-    algo = ppo.make(CONFIG, env.spec, NetworkConfig(hidden=(8,)), axis_name=parallel.AXIS)
+    algo = a2c.make(CONFIG, env.spec, NetworkConfig(hidden=(8,)), axis_name=parallel.AXIS)
     return env, algo
 
 
@@ -253,15 +250,6 @@ def test_environments_outside_the_program_are_not_stepped_once_per_device(four_d
         Fused(learner.on_policy(algo), collect, four_devices, iterations=1, rows=T * B)
 
 
-@pytest.mark.slow
-def test_staged_on_four_devices_learns_as_on_one(programs, eight):
-    """The same rollouts, their columns split: the same learning."""
-    state, infos = play(staged(devices=4), 3)
-    one, infos_one = play(programs["staged"], 3)
-    assert_trees(state, one, atol=2e-5, rtol=1e-4)
-    assert total(infos) == total(infos_one) == total(eight["staged"][1][:3])  # `init` starts the environments anew
-
-
 # ---------------------------------------------------------------- a user's own iteration
 
 
@@ -400,44 +388,3 @@ def test_the_replay_is_never_copied(how, room, monkeypatch):
     memory = spies[0].compiled.memory_analysis()
     assert size > 10e6 and memory.temp_size_in_bytes < size / 20
     program.close()
-
-
-SMALL = ["env.backend=jax", "env.num_envs=4", "network.hidden=[8]", "rollout.length=8"]
-PROGRAMS = {
-    "ppo": [*SMALL, "algo.normalize_obs=true", "algo.num_minibatches=2"],
-    "dqn": [
-        *SMALL,
-        "replay.learning_starts=32",
-        "replay.capacity=512",
-        "algo.exploration.ladder=true",
-        "replay.train_every=null",
-    ],
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["dqn", pytest.param("ppo", marks=pytest.mark.slow)])
-def test_who_looks_at_rollouts_changes_no_bit(name):
-    """One program or two, with a callback or without: the same keys, environments, parameters, targets and replay."""
-
-    class Looks(callbacks.Callbacks):
-        def on_sample_end(self, *, samples=None, **kwargs):
-            seen.append(samples)
-
-    def after(looks):
-        cfg = load(f"configs/{name}.yaml", PROGRAMS[name])
-        run = build.run(cfg, callback_list=callbacks.CallbackList(Looks()) if looks else None)
-        state, iteration = run.program.init(SEED), 0
-        while iteration < 8:
-            count = min(8 - iteration, run.program.iterations)
-            state, _, _ = run.program.advance(state, SEED, iteration, count)
-            iteration += count
-        state = run.program.keep(state)
-        run.program.close()
-        return run.programs, jax.device_get((state.learner, state.replay))
-
-    seen = []
-    (one, fused_state), (two, staged_state) = after(False), after(True)
-    assert one.startswith("one program collects and learns") and two.endswith("callbacks look at rollouts")
-    assert len(seen) == 8
-    assert_trees(fused_state, staged_state)

@@ -9,12 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax.numpy as jnp
 import pytest
 from test_scripts import ROOT, load
 
-from jrl import algos, config, envs
-from jrl.types import Dict, Discrete, EnvSpec, JaxEnv, MultiBinary, MultiDiscrete, Rollout
+from jrl import algos, config
 
 matrix, tasks = load("matrix"), importlib.import_module("matrix_tasks")
 Cell = matrix.Cell
@@ -67,18 +65,6 @@ def test_the_table_has_a_number_for_each_reason(tmp_path):
     assert path.read_text() == "nothing"
 
 
-def test_cells_of_an_earlier_run_are_not_run_again(tmp_path, monkeypatch, capsys):
-    file, other = tmp_path / "cells.jsonl", tmp_path / "other.jsonl"
-    known = dataclasses.replace(cells()[0], column="team", mean_return=9.0, threshold=8.0, random=1.0)
-    file.write_text(json.dumps(dataclasses.asdict(known)) + "\n")
-    ran = []
-    monkeypatch.setattr(matrix, "run", lambda algo, column, seed: ran.append(column) or Cell(algo, column, "refused"))
-    arguments = ["--algo", "ppo", "--column", "async", "team", "--reuse", str(file), "--json", str(other)]
-    assert matrix.main(arguments) == 0
-    assert ran == ["async"] and matrix.read(other) == [Cell("ppo", "async", "refused"), known]
-    assert "return 9, at least 8 (random 1)" in capsys.readouterr().out
-
-
 def test_an_empty_cell_is_what_the_library_refuses_before_training(monkeypatch):
     cell = matrix.run("dqn", "continuous")
     assert cell.status == "refused" and "Discrete" in cell.reason
@@ -113,50 +99,11 @@ def test_an_empty_cell_is_what_the_library_refuses_before_training(monkeypatch):
         assert (cell.status, cell.reason) == ("failed", reason)
 
 
-def test_forbidden_actions_are_counted_by_hand():
-    """Of MultiDiscrete (2, 3), an action with either part forbidden is one; a reset row takes none."""
-    can = jnp.array([[1, 0, 1, 1, 0], [1, 1, 0, 1, 1], [1, 0, 1, 1, 0], [0, 1, 0, 0, 1]])[:, None]
-    action = jnp.array([[0, 1], [1, 0], [1, 2], [1, 2]])[:, None]  # right, wrong, wrong but not taken, right
-    mask = jnp.array([True, True, False, True])[:, None]
-    space = Dict((("action_mask", MultiBinary((5,))), ("place", Discrete(2))))
-    env = JaxEnv(EnvSpec(space, MultiDiscrete((2, 3)), 1, None), None, None)
-    obs = {"action_mask": can, "place": jnp.zeros((4, 1), jnp.int32)}
-    nothing = jnp.zeros((4, 1))
-    rollout = Rollout(obs, None, action, nothing, nothing, nothing, mask, None, {}, ())
-    assert matrix.count_forbidden(env, rollout) == (3, 1)
-
-
-def test_arrays_differ_by_a_bit():
-    a = {"x": jnp.array([1.0, jnp.nan]), "y": jnp.zeros(2)}
-    assert matrix.differences(a, dict(a)) == []
-    assert matrix.differences(a, a | {"y": jnp.array([0.0, -0.0])}) == ["['y']"]
-
-
 def test_every_algorithm_can_be_tried():
     assert set(tasks.ALGOS) <= set(algos.names())
     assert all(config.from_dict(tasks.settings(algo, "discrete")) for algo in tasks.names() if algo not in tasks.BOX)
     thresholds = [(task.random, task.threshold, task.best) for task in tasks.TASKS.values()]
     assert all(threshold > (random + best) / 2 - 1e-9 for random, threshold, best in thresholds)
-
-
-def test_several_agents_have_the_tasks_of_one():
-    own, team, alone = (tasks.settings("sac", column) for column in ("several agents", "team", "async"))
-    assert (own["env"]["id"], own["env"]["options"]["task"]) == (tasks.TWO, alone["env"]["id"])
-    assert own["multi_agent"] == {"mapping": "by_agent"} and "multi_agent" not in alone
-    assert team["env"]["options"]["task"] == tasks.ECHO and "mixer" not in team["algo"]
-    assert tasks.settings("pqn", "team")["algo"]["mixer"] == "sum" == tasks.settings("vdn", "async")["algo"]["mixer"]
-    assert "mixer" not in tasks.settings("pqn", "several agents")["algo"]
-    one, two = tasks.task_of("dqn", "async"), tasks.task_of("dqn", "team")
-    assert (two.random, two.threshold, two.best) == (2 * one.random, 2 * one.threshold, 2 * one.best)
-    env = envs.make(tasks.TWO, num_envs=3, options={"task": "Catch-v0"})
-    assert env.spec.agents == ("agent_0", "agent_1") and env.spec.num_envs == 6
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", list(tasks.TASKS))
-def test_random_actions_get_what_the_table_says(name):
-    task = tasks.TASKS[name]
-    assert matrix.random_return(task) == pytest.approx(task.random, abs=0.03 * (task.best - task.random))
 
 
 # ---------------------------------------------------------------- the cells

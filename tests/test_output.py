@@ -51,13 +51,6 @@ def test_a_character_that_a_stream_cannot_encode_silences_nothing(tmp_path):
     assert "".join(kept) == "one \u2713\ntwo \U0001f600 \udcff\nthree\n"
 
 
-def test_a_stream_is_the_one_below():
-    below = io.StringIO()
-    stream = SafeStream(below)
-    stream.writelines(["a", "b"])
-    assert below.getvalue() == "ab" and stream.getvalue() == "ab" and stream.encoding == below.encoding
-
-
 def test_a_transcript_has_what_was_printed_without_control_characters(tmp_path, capsys):
     path = tmp_path / "log.txt"
     with record_output() as transcript:

@@ -7,7 +7,6 @@ import pytest
 import jrl
 from jrl import api, config, evaluate, train
 from jrl.errors import InputError
-from jrl.run.session import Session
 
 SMALL = {
     "env": {"id": "MultiAgentCartPole-v1", "num_envs": 4, "options": {"num_agents": 3}},
@@ -62,22 +61,6 @@ def test_a_run_takes_over_some_policies_of_another(saved):
         api.Algorithm.from_checkpoint(path, ["agent_9"])
     with pytest.raises(InputError, match=r"multi_agent\.policies: no policy for|names the policy"):
         api.Algorithm.from_checkpoint(path, ["agent_2"])
-
-
-@pytest.mark.slow
-def test_a_hundred_policies_are_one_program():
-    cfg = config.from_dict(made(env={"num_envs": 2, "options": {"num_agents": 100}}, rollout={"length": 4},
-                                network={"hidden": []}, algo={"num_minibatches": 1},
-                                multi_agent={"policies_to_train": None}))  # fmt: skip
-    with Session(cfg, endless=True) as session:
-        session.start()
-        (group,) = session.run.policies.groups
-        assert len(group.names) == 100 == len(session.policies)
-        weights = lambda: jax.device_get(session.state.learner[group.label].state.params)
-        before = weights()
-        session.advance()
-        moved = jax.tree.map(lambda a, b: (a != b).reshape(100, -1).any(-1), before, weights())
-    assert np.any(jax.tree.leaves(moved), axis=0).all()
 
 
 @pytest.mark.slow

@@ -135,12 +135,3 @@ def test_each_column_has_the_running_return_of_its_policys_gamma():
     own = [{"algo": {"gamma": 0.5}}, {"algo": {"gamma": 0.8}}]
     with session_of(own, algo={"normalize_reward": True, "gamma": 0.9}) as session:
         np.testing.assert_array_equal(session.run.algo.running_return_gamma, np.float32([0.5, 0.8, 0.9]))
-
-
-@pytest.mark.slow
-def test_a_learning_rate_that_differs_is_a_metric_of_a_call_of_one_iteration():
-    with session_of([{"algo": {"lr": 1e-2}}], 2) as session:
-        session.start()
-        _, told, _ = session.run.program.advance(session.state, 0, 0, 1)
-        rates = [told[f"policy/agent_{i}/train/lr"] for i in range(2)]
-        np.testing.assert_allclose(rates, [1e-2, session.config.algo.lr])

@@ -1,8 +1,6 @@
 """A policy from a checkpoint: the algorithm's own actions, in the environment's units, for one observation or many."""
 
-import json
 import re
-import shutil
 import subprocess
 import sys
 
@@ -13,13 +11,12 @@ import pytest
 from saved import save
 
 import jrl
-from jrl import api, config, evaluate, train
+from jrl import api, config
 from jrl.fields import shipped
 from jrl.fields.data import Fresh
 from jrl.ops import normalize
 from jrl.play.actor import Actor
 from jrl.rllib import hints
-from jrl.run import build
 from jrl.run.store import checkpoint
 from jrl.types import ActOut, Algo, Box, Dict, Discrete, EnvSpec, InputError, MultiBinary, MultiDiscrete, Tuple
 
@@ -46,7 +43,8 @@ def observations(space, num, seed=0):
         ("ppo", CONTINUOUS),
         pytest.param("ppo", EnvSpec(PIXELS, Discrete(3), 1), marks=pytest.mark.slow),
         pytest.param("pqn", EnvSpec(VECTOR, Discrete(3), 1), marks=pytest.mark.slow),
-        ("dqn", EnvSpec(PIXELS, Discrete(3), 1)),
+        ("dqn", EnvSpec(VECTOR, Discrete(3), 1)),
+        pytest.param("dqn", EnvSpec(PIXELS, Discrete(3), 1), marks=pytest.mark.slow),
         ("sac", CONTINUOUS),
         pytest.param("td3", CONTINUOUS, marks=pytest.mark.slow),
     ],
@@ -145,10 +143,10 @@ def test_what_is_no_observation_is_refused(ppo, obs, got):
         jrl.load(ppo).act(obs)
 
 
-def test_pixels_must_be_bytes(tmp_path):
-    save(tmp_path, "ppo", EnvSpec(PIXELS, Discrete(3), 1))
-    with pytest.raises(ValueError, match=r"expected uint8 \(2, 36, 40\).*got float32"):
-        jrl.load(tmp_path).act(np.zeros(PIXELS.shape, np.float32))
+def test_bytes_must_be_bytes(tmp_path):
+    save(tmp_path, "ppo", EnvSpec(Box((6,), "uint8", 0.0, 255.0), Discrete(3), 1))
+    with pytest.raises(ValueError, match=r"expected uint8 \(6,\).*got float32"):
+        jrl.load(tmp_path).act(np.zeros(6, np.float32))
 
 
 class Counting:
@@ -183,30 +181,6 @@ def test_what_is_carried_through_an_episode():
     assert int(policy.act(one, reset=True)) == 0
     with pytest.raises(ValueError, match=r"reset: expected bool \[3\]"):
         policy.act(three, reset=[True, False])
-
-
-def test_one_program_for_each_batch_size():
-    algo = Counting()
-    policy = algo.policy()
-    for num in (1, 3, 1, 3, 1):
-        policy.act(np.zeros((num, 1), np.float32))
-    policy.act(np.zeros(1, np.float32))
-    assert algo.traced == 2
-
-
-def test_noise_that_drifts_begins_with_each_episode(tmp_path):
-    spec = EnvSpec(VECTOR, NORMAL, 1)
-    noise = "algo.exploration={name: ornstein_uhlenbeck, sigma: 0.0, theta: 0.0}"
-    save(tmp_path, "td3", spec, noise)
-    policy = jrl.load(tmp_path)
-    obs = observations(VECTOR, 4)
-    np.testing.assert_allclose(policy.act(obs, explore=True), policy.act(obs), atol=1e-6)
-    save(tmp_path, "td3", spec, "algo.exploration={name: ornstein_uhlenbeck, sigma: 0.05, theta: 0.0}")
-    policy = jrl.load(tmp_path)
-    away = lambda: np.abs(policy.act(obs, explore=True) - policy.act(obs)).mean()
-    drift = [away() for _ in range(60)][-10:]
-    policy.reset()
-    assert away() < np.mean(drift) / 2
 
 
 def large(state):
@@ -285,51 +259,6 @@ def test_a_plain_observation_takes_its_mask_beside_it(tmp_path):
     save(tmp_path / "without", "ppo", EnvSpec(VECTOR, Discrete(3), 1))
     with pytest.raises(ValueError, match="trained without a mask"):
         jrl.load(tmp_path / "without").act(np.zeros(4), action_mask=np.ones(3))
-
-
-@pytest.mark.slow
-def test_a_recurrent_run_is_evaluated_alike_from_a_copy_in_another_process(tmp_path, capsys):
-    small = [
-        "env.backend=jax",
-        "env.num_envs=4",
-        "rollout.length=32",
-        "network.hidden=[8]",
-        "run.compile_cache=false",
-    ]
-    core = ["network.core={name: lstm, size: 8}", "algo.normalize_obs=true", "run.log=[jsonl]"]
-    run = ["--algo=ppo", "--env=CartPole-v1", "--stop=env_steps=512", "--out", str(tmp_path / "run")]
-    assert train.main([*run, *(f"--set={s}" for s in [*small, *core])]) == 0
-    capsys.readouterr()
-    assert evaluate.main([str(tmp_path / "run"), "--episodes=5", "--json"]) == 0
-    here = json.loads(capsys.readouterr().out)
-    shutil.copytree(tmp_path / "run", tmp_path / "copy")
-    command = [sys.executable, "-m", "jrl.evaluate", str(tmp_path / "copy"), "--episodes=5", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-    there = json.loads(done.stdout)
-    assert {**there, "checkpoint": here["checkpoint"]} == here and here["episodes"] == 5
-
-
-def test_the_policy_of_a_run(tmp_path):
-    small = [
-        "env.backend=jax",
-        "env.num_envs=4",
-        "rollout.length=16",
-        "network.hidden=[8]",
-        "run.compile_cache=false",
-    ]
-    options = [f"--set={s}" for s in [*small, "run.log=[jsonl]", "rollout.iterations_per_call=2"]]
-    run = ["--algo=ppo", "--env=Pendulum-v1", "--stop=env_steps=500", "--out", str(tmp_path / "run")]
-    assert train.main([*run, *options]) == 0
-    policy = jrl.load(tmp_path / "run")
-    assert policy.env_steps >= 500
-    assert policy.spec.action == Box((1,), "float32", -1.0, 1.0)
-    found = checkpoint.locate(tmp_path / "run")
-    algo = build.algorithm(policy.config, policy.spec)
-    state = checkpoint.restore(found, "learner", jax.eval_shape(algo.init, jax.random.key(0)))
-    obs = observations(policy.spec.observation, 5)
-    act = jax.jit(lambda actor, obs: algo.act(actor, obs, (), jax.random.key(0), False).action)
-    expected = act(algo.actor(state), obs)
-    np.testing.assert_allclose(jrl.load(found).act(obs), np.clip(2 * np.asarray(expected), -2, 2), atol=1e-5)
 
 
 def test_names_of_other_packages_say_what_does_it_instead():

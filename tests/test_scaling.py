@@ -45,10 +45,8 @@ def started(*args, out):
 # ---------------------------------------------------------------- it learns as it does alone
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "knob", ["rollout.mode=async", *(pytest.param(k, marks=slow) for k in ("devices.fake=4", "env_runners.num=2"))]
-)
+@slow
+@pytest.mark.parametrize("knob", ["rollout.mode=async", "devices.fake=4", "env_runners.num=2"])
 def test_one_config_reaches_its_return_everywhere(knob, tmp_path):
     out = tmp_path / "run"
     args = [f"--set={knob}", "--as-test", "--set=run.log=[jsonl]", "--set=algo.normalize_obs=true"]
@@ -69,7 +67,7 @@ def parameters(out):
     return checkpoint.read(checkpoint.locate(out), "learner")["params"]
 
 
-@pytest.mark.slow
+@slow
 def test_an_asynchronous_run_repeats_itself(tmp_path):
     for name in "ab":
         args = [*SMALL, ASYNC, "--set=env.backend=jax", "--set=rollout.max_policy_lag=2", "--stop=env_steps=640"]
@@ -78,17 +76,9 @@ def test_an_asynchronous_run_repeats_itself(tmp_path):
     assert {row["rollout/policy_lag"] for row in rows(tmp_path / "a")[2:]} == {2.0}
 
 
-@pytest.mark.parametrize(
-    ("backend", "mode"),
-    [
-        pytest.param("envpool", "async", marks=slow),
-        pytest.param("jax", "sync", marks=slow),
-        pytest.param("envpool", "sync", marks=slow),
-        pytest.param("jax", "async", marks=slow),
-        pytest.param("gymnasium", "async", marks=slow),
-        pytest.param("gymnasium", "sync", marks=slow),
-    ],
-)
+@slow
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("backend", ["envpool", "jax", "gymnasium"])
 def test_other_devices_act_than_learn(backend, mode, tmp_path):
     args = [f"--set=env.backend={backend}", f"--set=rollout.mode={mode}", "--stop=env_steps=400"]
     args += ["--set=devices.actors=[0,1]", "--set=devices.learners=[2,3]"]
@@ -98,7 +88,7 @@ def test_other_devices_act_than_learn(backend, mode, tmp_path):
     assert not [t.name for t in threading.enumerate() if t.name.startswith(("jrl-collect", "jrl-async"))]
 
 
-@pytest.mark.slow
+@slow
 def test_pools_have_the_environments_of_one_pool():
     """Splitting a vector over devices leaves each environment as it is."""
     load = lambda *more: config.load(None, ["env.id=CartPole-v1", "stop.env_steps=1000", *more], algo="ppo")
@@ -134,7 +124,7 @@ def test_nothing_is_kept_of_the_states_before(algo):
 # ---------------------------------------------------------------- what breaks
 
 
-@pytest.mark.slow
+@slow
 def test_ctrl_c_ends_a_run_with_threads_after_a_checkpoint(tmp_path):
     """First rows, then the interruption, a checkpoint that is not behind them, and the end: no thread keeps it."""
     out = tmp_path / "run"
@@ -150,6 +140,7 @@ def test_ctrl_c_ends_a_run_with_threads_after_a_checkpoint(tmp_path):
     assert checkpoint.read_meta(checkpoint.locate(out))["env_steps"] >= before
 
 
+@slow
 def test_an_environment_that_raises_in_a_thread_ends_the_run_with_its_own_traceback(tmp_path):
     out = tmp_path / "run"
     process = started(
@@ -161,35 +152,7 @@ def test_an_environment_that_raises_in_a_thread_ends_the_run_with_its_own_traceb
     assert checkpoint.read_meta(checkpoint.locate(out))["env_steps"] > 0  # what was learned until then
 
 
-CRASHING = ["--env=faulty_envs:Crashing", "--set=env_runners.restart_failed_sub_environments=true"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["raise", "exit"])
-def test_ppo_learns_with_environments_that_crash(how, tmp_path, monkeypatch):
-    """One step in 250 ends the environment, or the process that it runs in."""
-    monkeypatch.syspath_prepend(str(HERE))
-    monkeypatch.setenv("PYTHONPATH", str(HERE), prepend=os.pathsep)
-    p, budget = (0.004, 100_000) if how == "raise" else (0.0005, 20_000)
-    args = [*CRASHING, f"--set=env.options={{p_step: {p}, p_reset: 0.01, how: {how}}}", "--set=run.log=[jsonl]"]
-    args += ["--set=env.remote_worker_envs=true"] * (how == "exit")
-    stop = [f"--stop=episode/return={150 if how == 'raise' else 40}", f"--stop=env_steps={budget}"]
-    assert train.main([PPO, *args, *stop, "--as-test", "--out", str(tmp_path / "run")]) == 0
-    assert rows(tmp_path / "run")[-1]["env/failures"] >= 2
-
-
 @slow
-def test_a_stalled_environment_is_replaced(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(HERE))
-    monkeypatch.setenv("PYTHONPATH", str(HERE), prepend=os.pathsep)
-    args = [*SMALL, "--env=faulty_envs:Stalling", "--set=env.options={at: 40, seconds: 3600}", "--set=env.num_envs=2"]
-    args += ["--set=env.remote_worker_envs=true", "--set=env_runners.env_step_timeout_s=1"]
-    args += [CRASHING[1], "--stop=env_steps=200", "--out", str(tmp_path / "run")]
-    assert train.main(args) == 0  # an hour's sleep is not waited for
-    assert rows(tmp_path / "run")[-1]["env/failures"] >= 2
-
-
-@pytest.mark.slow
 def test_all_runners_dead_is_a_clear_error_after_a_checkpoint(tmp_path):
     out = tmp_path / "run"
     settings = ["--env=faulty_envs:Crashing", "--set=env.options={p_step: 0.001, how: exit}", "--set=env_runners.num=2"]
@@ -202,6 +165,7 @@ def test_all_runners_dead_is_a_clear_error_after_a_checkpoint(tmp_path):
     assert checkpoint.read_meta(checkpoint.locate(out))["env_steps"] > 0
 
 
+@slow
 def test_a_resource_that_no_node_has_is_one_error(tmp_path, capsys):
     runners = ["--set=env_runners.num=2", "--set=env_runners.custom_resources={moon: 1}"]
     assert train.main([*SMALL, *runners, "--stop=env_steps=100", "--out", str(tmp_path / "run")]) == 2

@@ -3,14 +3,12 @@
 import importlib
 import importlib.util
 import json
-import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from jrl import algos, config, train
+from jrl import algos, config
 from jrl.config import Sizes, datasets
 from jrl.sweep import settings
 
@@ -70,55 +68,6 @@ def test_the_works_are_valid_configs(monkeypatch):
         assert (task.bounds is not None) == datasets.alone(config.load(task.config, task.overrides)), task.name
 
 
-@pytest.mark.slow
-def test_a_table_of_learning_is_made_in_parts(tmp_path, monkeypatch, capsys):
-    bench = load("bench_learning")
-    small = (
-        "env.backend=jax", "env.num_envs=2", "network.hidden=[4]", "rollout.length=8", "algo.num_epochs=1",
-        "algo.num_minibatches=1", "run.report_every=16", "run.smoothing_episodes=1", "run.compile_cache=false",
-        "stop.env_steps=64",
-    )  # fmt: skip
-    path = str(ROOT / "configs" / "ppo.yaml")
-    tasks = [bench.Task(f"to-{n}", path, (*small, f"stop.episode/return={n}"), control=n > 99) for n in (100, 5, 200)]
-    asked = []
-
-    def in_this_process(command, **_):
-        asked.append(command)
-        return subprocess.CompletedProcess(command, train.main(command[3:]), "", "")
-
-    def table(*args):
-        monkeypatch.setattr(sys, "argv", ["bench_learning.py", f"--out={tmp_path / 'x'}", *args])
-        status = bench.main()
-        lines = capsys.readouterr().out.splitlines()
-        return status, [line.split(" | ") for line in lines if line.startswith("| to-")]
-
-    monkeypatch.setattr(bench, "TASKS", tasks)
-    monkeypatch.setattr(bench, "subprocess", SimpleNamespace(run=in_this_process))
-    status, ((name, threshold, budget, passed, steps, *_),) = table("--only", "to-5", "--seeds=2")
-    assert (status, name, threshold, budget, passed) == (0, "| to-5", "5", "64", "2/2") and " to " in steps
-    (tmp_path / "x" / "to-100").mkdir()  # of a command that was killed
-    assert [row[0] for row in table("--only", "to-100", "--seeds=2")[1]] == ["| to-100", "| to-5"]
-    count = len(asked)
-    assert [row[3] for row in table("--only", "to-5", "to-100", "--seeds=2")[1]] == ["2/2", "2/2"]
-    png = tmp_path / "learning.png"
-    assert len(table("--table", f"--plot={png}")[1]) == 2 and len(asked) == count
-    assert png.read_bytes()[:4] == b"\x89PNG"
-    runs = [tmp_path / "x" / "to-5" / "members" / f"0{i}" / "config.yaml" for i in range(2)]
-    assert [config.load(str(run)).run.seed for run in runs] == [0, 1]
-
-
-def test_a_panel_of_the_learning_figure_names_its_config_and_threshold(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    bench = load("bench_learning")
-    tasks = {task.name: task for task in bench.TASKS}
-    told = lambda name: tuple(of(tasks[name]) for of in (bench.title_of, bench.criterion_of, bench.threshold_of))
-    assert told("cartpole") == ("ppo.yaml: CartPole-v1", "episode/return", 475)
-    assert told("cartpole-jax") == ("ppo.yaml: CartPole-v1\nenv.backend=jax", "episode/return", 475)
-    assert told("sac-pendulum") == ("sac.yaml: Pendulum-v1, evaluations", "evaluation/return", -250)
-    titles = [bench.title_of(task) for task in bench.TASKS if not task.control]
-    assert not [title for title in titles if "graph" in title]
-
-
 def test_programs_of_all_algorithms_are_compared():
     assert sorted(load("compare_programs").OPTIONS) == sorted(algos.names())
 
@@ -147,28 +96,6 @@ def test_ratios_are_of_the_same_rounds():
     }
 
 
-def test_seconds_are_until_the_last_run_is_there(monkeypatch):
-    bench = load("bench_speed")
-    rows = [
-        [{"timestamp": 10.0 + i + n, "env_steps": 100 * n, "episode/return": 250 * n} for n in (1, 2)] for i in (0, 3)
-    ]
-    asked = []
-
-    def train(config, overrides, **options):
-        asked.append(options)
-        return 10.0, rows
-
-    monkeypatch.setattr(bench, "train", train)
-    assert bench.measure("to475s") == {"seconds": 5.0, "env_steps": 200, "return": 500}
-    assert [one["seeds"] for one in asked] == [16, 16] and asked[0]["cache"] == asked[1]["cache"]  # the first compiles
-    assert bench.measure("warm")["seconds"] == 4.0  # until the first row
-    found = bench.measure("sweep")
-    assert found["members"] == 2 and found["env_steps"] == 400
-    assert asked[-1]["spaces"] and asked[-1]["seeds"] == 4 and not asked[-1]["keep_criteria"]
-    rows[1].pop()
-    assert bench.measure("to475s")["error"] == "1 of 2 runs did not reach 475.0"
-
-
 def test_the_figure_shows_ours_beside_the_peers(tmp_path):
     rows = [
         {"name": "W1", "steps_per_s": 90_000},
@@ -188,21 +115,6 @@ def test_the_figure_shows_ours_beside_the_peers(tmp_path):
         "sbx",
         "rejax",
     }  # of which the picture in the docs is drawn
-
-
-def test_reading_data_is_timed_beside_the_barest_reader(monkeypatch, capsys, tmp_path):
-    pytest.importorskip("pyarrow")
-    bench = load("bench_data")
-    monkeypatch.setattr(sys, "argv", ["bench_data.py", "--mb", "2", "--rounds", "1"])
-    assert bench.main() == 0
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [row["format"] for row in rows] == list(bench.FORMATS)
-    assert all(row["files"] and row["ratio"] > 0 for row in rows)
-    store = bench.episodes(2)
-    assert 1.8e6 < sum(x.nbytes for x in (store.obs, store.action, store.reward)) < 2.2e6
-    for kind in ("jrl", "rllib-parquet"):  # the bare reader finds the same files
-        bench.data.write(store, tmp_path / kind, kind)
-        assert bench.bare(tmp_path / kind) >= 3
 
 
 def test_the_page_of_rllibs_features_is_what_the_script_tries(monkeypatch):

@@ -12,14 +12,12 @@ from agent_runs import trained, whole_and_resumed, without
 
 import jrl
 from jrl import config, envs, evaluate, train
-from jrl.agents import fixed as several
-from jrl.algos import ppo
+from jrl.algos import a2c
 from jrl.config import multi_agent
 from jrl.envs import classic, jax_env
 from jrl.errors import InputError
 from jrl.learn import learner
 from jrl.metrics import episodes
-from jrl.ops import minibatch
 from jrl.rollout import unroll
 from jrl.run.session import Session
 from jrl.run.store import checkpoint
@@ -65,7 +63,7 @@ def pairs_of(env):
 def test_one_policy_of_two_agents_is_one_agent_with_twice_the_environments_to_the_bit():
     alone = jax_env.build(classic.pendulum()._replace(max_episode_steps=7), 2 * GAMES)
     together = pairs_of(alone)
-    algo = ppo.make(ppo.Config(num_minibatches=2), alone.spec, jrl.networks.NetworkConfig(hidden=(8,)))
+    algo = a2c.make(a2c.Config(), alone.spec, jrl.networks.NetworkConfig(hidden=(8,)))
     learn, states = learner.on_policy(algo), []
     for env in (alone, together):
         collect = unroll.make(env, algo.act, length=STEPS, carry=algo.carry)
@@ -90,19 +88,6 @@ def test_one_policy_of_two_agents_is_one_agent_with_twice_the_environments_to_th
     assert int(counted.steps) == 2 * int(games.steps) == int(games.agents.steps.sum())
     assert float(counted.return_sum) == pytest.approx(float(games.return_sum), rel=1e-6)
     assert int(counted.count) == 2 * int(games.count)
-
-
-@pytest.mark.slow
-def test_one_agent_of_several_is_the_environment_of_one():
-    several = made(env={"options": {"num_agents": 1}})
-    alone = made(env={"id": "CartPole-v1", "backend": "jax"})
-    (a, row), (b, other) = trained(several), trained(alone)
-    equal(a, b)
-    same = ("env_steps", "episode/return", "episode/length", "episode/count", "loss/policy")
-    assert {name: row[name] for name in same} == pytest.approx({name: other[name] for name in same}, nan_ok=True)
-    assert row["agent_steps"] == row["env_steps"] and row["agent/agent_0/return"] == pytest.approx(
-        row["episode/return"], nan_ok=True
-    )
 
 
 # ---------------------------------------------------------------- what is collected
@@ -196,55 +181,8 @@ def test_what_stands_on_rows_of_nobody_changes_nothing(algo):
 # ---------------------------------------------------------------- policies
 
 
-@pytest.mark.slow
-def test_policies_that_are_alike_are_one_program_and_begin_as_each_alone():
-    alike = trained(made(multi_agent=TWO))[0]
-    # a setting that changes nothing makes them two kinds: each has a program of its own
-    own = {"agent_0": {}, "agent_1": {"algo": {"max_leaf_norm": 1e9}}}
-    apart = trained(made(multi_agent={**TWO, "policies": own}), 0)[0]
-    assert set(alike) == set(apart) == {"agent_0", "agent_1"}
-    kinds = {name: jax.tree.map(jnp.shape, state.params) for name, state in alike.items()}
-    assert kinds["agent_0"] == kinds["agent_1"]
-    for state in (alike, apart):
-        kernels = [jax.tree.leaves(state[name].params)[1] for name in ("agent_0", "agent_1")]
-        assert not np.array_equal(*kernels)
-
-
-@pytest.mark.slow
-def test_policies_that_learn_one_after_the_other_learn_as_side_by_side(monkeypatch):
-    cfg = made(
-        env={"options": {"num_agents": 4}},
-        multi_agent=TWO,
-        algo={"normalize_obs": True, "normalize_reward": True, "num_minibatches": 2},
-    )
-    at_once, row = trained(cfg)
-    blocks, map_rows = [], minibatch.map_rows
-    watched = lambda fn, rows, chunk: (blocks.append(chunk), map_rows(fn, rows, chunk))[1]
-    monkeypatch.setattr(minibatch, "map_rows", watched)
-    monkeypatch.setattr(several, "_ROWS_AT_ONCE", 2 * STEPS * GAMES)
-    two_by_two, of_two = trained(cfg)
-    assert 2 in blocks
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), at_once, two_by_two)
-    assert row["policy/agent_3/loss/policy"] == pytest.approx(of_two["policy/agent_3/loss/policy"], rel=1e-3, abs=1e-6)
-
-
-@pytest.mark.slow
-def test_a_policy_that_does_not_learn_stays_bit_for_bit():
-    cfg = made(multi_agent={**TWO, "policies_to_train": ["agent_1"]}, algo={"normalize_obs": True})
-    with Session(cfg, endless=True) as session:
-        session.start()
-        before = session.learner_state_of_all()
-        for _ in range(3):
-            session.reporter.add(session.advance())
-        session.reporter.flush()
-        after, row = session.learner_state_of_all(), session.reporter.row
-    equal(before["agent_0"], after["agent_0"])
-    assert not np.array_equal(*(jax.tree.leaves(s["agent_1"].params)[0] for s in (before, after)))
-    assert "policy/agent_1/loss/policy" in row and "policy/agent_0/loss/policy" not in row
-
-
 def test_different_algorithms_learn_beside_each_other():
-    own = {"a": {}, "b": REPLAY}
+    own = {"a": {"algo": {"name": "a2c"}}, "b": REPLAY}
     cfg = made(multi_agent={"policies": own, "mapping": {"agent_0": "a", ".*": "b"}})
     state, row = trained(cfg)
     assert row["policy/b/replay/size"] == 3 * GAMES * STEPS and row["policy/a/loss/policy"] != 0
@@ -267,22 +205,6 @@ def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path):
     assert whole == resumed
     assert whole["policy/agent_0/loss/value"] != whole["policy/agent_1/loss/value"]
     assert whole["updates"] == 2 * 16 * whole["iteration"]  # each policy's are as many
-
-
-@pytest.mark.slow
-def test_two_programs_give_the_bits_of_one():
-    fused, staged = (
-        made(multi_agent=TWO),
-        made(multi_agent=TWO, rollout={"fake": False}, custom={"training_step": NAME}),
-    )
-    equal(trained(fused)[0], trained(staged)[0])
-
-
-def one_step(step):
-    step.learn(step.sample())
-
-
-NAME = f"{__name__}:one_step"
 
 
 # ---------------------------------------------------------------- after training

@@ -42,6 +42,7 @@ def installed(wheel, tmp_path_factory):
     return target
 
 
+@pytest.mark.slow
 def test_it_holds_the_modules_the_configs_the_page_and_the_mark_of_types(wheel):
     found = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "jrl").rglob("*.py")}

@@ -3,6 +3,7 @@
 `data` gives what an algorithm learns from: a Rollout, or a Batch for those that learn from replay or from a data set.
 """
 
+import dataclasses
 import functools
 import zlib
 
@@ -87,6 +88,18 @@ def learn(algo):
     """(state, data, key) -> (state, aux): all that comes of new data."""
     ingest = algo.ingest if algo.on_policy and algo.ingest else lambda state, rollout: state
     return lambda state, data, key: algo.update(ingest(state, data), data, key)
+
+
+@functools.cache
+def _updating(module, env_spec, network, constants):
+    make = lambda cfg: module.make(dataclasses.replace(cfg, **dict(constants)), env_spec, network)
+    return jax.jit(lambda cfg, *args: make(cfg).update(*args))
+
+
+def update(module, cfg, env_spec, network, state, data, key, **constants):
+    """(State, UpdateAux) of one update: one program for all values of the floats of `cfg` but for `constants`."""
+    run = _updating(module, env_spec, network, tuple(constants.items()))
+    return run(jax.tree.map(jnp.float32, cfg), state, data, key)
 
 
 def observations(rng, space, batch):
@@ -281,11 +294,11 @@ def drawn(algo, env_spec, actor, batch_size=8, *, burn_in=2, length=6):
     return sample(made, jax.random.key(9))
 
 
-def per_device(data, devices, axis=0):
-    """Columns or rows split along a new leading axis of devices, for jax.pmap; `axis`: how many stand before them."""
+def per_device(data, devices):
+    """Columns or rows split along a new leading axis of devices."""
 
     def split(spec, leaf):
-        at = axis + (1 if spec == parallel.ROLLOUT.obs else 0)
+        at = 1 if spec == parallel.ROLLOUT.obs else 0
         shape = (*leaf.shape[:at], devices, -1, *leaf.shape[at + 1 :])
         return np.moveaxis(np.asarray(leaf).reshape(shape), at, 0)
 

@@ -11,13 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from cases import CASES
 
-from jrl.algos import actor_critic
 from jrl.envs.jax_env import Definition, build
 from jrl.learn import learner
 from jrl.networks import NetworkConfig
 from jrl.replay import ring
 from jrl.rollout import unroll
-from jrl.types import Box, Discrete, EnvSpec, Rollout, element
+from jrl.types import Box, Discrete, element
 
 OBS = Box((1,))
 NETWORK = NetworkConfig(hidden=(16,))
@@ -100,7 +99,6 @@ def endless(time_limit=10):
 
 
 NUM_ENVS, LENGTH = 16, 16
-MAX_LAG = 4
 REPLAY = {"updates": 16, "batch_size": 32, "capacity": 4 * NUM_ENVS * LENGTH}  # of algorithms that learn from one
 
 
@@ -124,16 +122,10 @@ def _with_sign(task):
     return task._replace(action=Box((1,), low=-1.0, high=1.0), step=step)
 
 
-def train(name, task, **more):
-    """`train_each` of the one task."""
-    return train_each(name, (task,), **more)[0]
-
-
-def train_each(name, tasks, *, iterations=60, mutate=lambda rollout, which: rollout, lag=None, gamma=(), **overrides):
+def train_each(name, tasks, *, iterations, mutate=lambda rollout, which: rollout, gamma=(), **overrides):
     """An algorithm trained on each of some probes, in one compiled scan for all of them.
 
-    `mutate` changes each rollout of the task of that number before it is learned from. With `lag`, a number in
-    0..MAX_LAG for each task, each rollout is made by the actor of so many updates before. `gamma` is that of each task.
+    `mutate` changes each rollout of the task of that number before it is learned from. `gamma` is that of each task.
 
     Returns:
       for each task value(obs [N]) -> [N], and act(obs [N]) -> [N, *] without exploration.
@@ -144,7 +136,7 @@ def train_each(name, tasks, *, iterations=60, mutate=lambda rollout, which: roll
     spec = build(tasks[0], NUM_ENVS).spec
     gamma = np.asarray(gamma or [fakes.config(name, **overrides).gamma] * len(tasks), np.float32)
 
-    def run(which, key, lag, gamma):
+    def run(which, key, gamma):
         algo = fakes.make(name, spec, NETWORK, **{**overrides, "gamma": gamma})
         learn = _learner(algo, spec, gamma)
         env = build(one_of(which, tasks), NUM_ENVS)
@@ -152,29 +144,19 @@ def train_each(name, tasks, *, iterations=60, mutate=lambda rollout, which: roll
         collect = unroll.make(env, algo.act, length=LENGTH, carry=algo.carry, running_return_gamma=gammas)
 
         def iteration(carry, key):
-            state, replay, source, actors = carry
+            state, replay, source = carry
             collect_key, update_key = jax.random.split(key)
-            actor = algo.actor(state)
-            if lag is not None:  # [MAX_LAG + 1, ...], the latest first
-                actors = jax.tree.map(lambda old, new: jnp.concatenate([new[None], old[:-1]]), actors, actor)
-                actor = jax.tree.map(lambda x: x[lag], actors)
-            source, rollout, _ = collect.step(source, actor, collect_key)
+            source, rollout, _ = collect.step(source, algo.actor(state), collect_key)
             state, replay, _ = learn.step(state, replay, mutate(rollout, which), update_key)
-            return (state, replay, source, actors), None
+            return (state, replay, source), None
 
         init_key, env_key, key = jax.random.split(key, 3)
-        state = learn.init(init_key)
-        actors = jax.tree.map(lambda x: jnp.stack([x] * (MAX_LAG + 1)), algo.actor(state)) if lag is not None else ()
-        carry = (state, learn.init_replay(), collect.init(env_key), actors)
+        carry = (learn.init(init_key), learn.init_replay(), collect.init(env_key))
         keys = jax.random.split(key, iterations * CASES[name].rollouts)
         return jax.lax.scan(iteration, carry, keys)[0][0]
 
-    key, lags = jax.random.key(0), None if lag is None else np.asarray(lag, np.int32)
     answers = _answers(fakes.make(name, spec, NETWORK, **overrides), signed)
-    if len(tasks) == 1:
-        return [answers(jax.jit(run)(0, key, lags if lag is None else lags[0], gamma[0]))]
-    every = jax.jit(jax.vmap(run, in_axes=(0, None, None if lag is None else 0, 0)))
-    states = every(np.arange(len(tasks)), key, lags, gamma)
+    states = jax.jit(jax.vmap(run, in_axes=(0, None, 0)))(np.arange(len(tasks)), jax.random.key(0), gamma)
     return [answers(fakes.part(states, i)) for i in range(len(tasks))]
 
 
@@ -194,63 +176,3 @@ def _answers(algo, signed):
 
     value = lambda state, x: np.asarray(asked(state, obs(x))[0])
     return lambda state: (functools.partial(value, state), functools.partial(act, state))
-
-
-# A chain of two states, the same for both actions: at state s action a is worth CHAIN_REWARD[s, a].
-CHAIN_REWARD = np.array([[1.0, -0.5], [0.2, 1.0]])
-CHAIN_POLICY = np.array([[0.75, 0.25], [0.5, 0.5]])  # that acts, whatever is learned
-CHAIN_GAMMA = 0.8
-CHAIN_SPEC = EnvSpec(Box((2,)), Discrete(2), 8)
-CHAIN_OBS = jnp.eye(2)
-
-
-def chain_rollout():
-    """One episode [2, 8] in each column, every sequence of actions exactly as often as CHAIN_POLICY takes it."""
-    action = np.array([[0, 0, 0, 0, 0, 0, 1, 1], [0, 0, 0, 1, 1, 1, 0, 1]])
-    state = np.arange(2)[:, None]
-    ends = np.broadcast_to(state == 1, (2, 8))
-    return Rollout(
-        obs=jnp.asarray(np.broadcast_to(np.eye(2)[:, None], (2, 8, 2)), jnp.float32),
-        last_obs=jnp.zeros((8, 2)),
-        action=jnp.asarray(action, jnp.int32),
-        reward=jnp.asarray(CHAIN_REWARD[state, action], jnp.float32),
-        terminated=jnp.asarray(ends),
-        truncated=jnp.zeros((2, 8), bool),
-        mask=jnp.ones((2, 8), bool),
-        contiguous=jnp.zeros((8,), bool),
-        extras={"log_prob": jnp.asarray(np.log(CHAIN_POLICY[state, action]), jnp.float32)},
-        carry=(),
-    )
-
-
-def learn_chain(name, *, corrected=True, updates=600, **overrides):
-    """(pi [2, 2], V [2]) after many updates on the chain; not `corrected`: as if the policy that learns had acted."""
-    algo = fakes.make(name, CHAIN_SPEC, NETWORK, gamma=CHAIN_GAMMA, num_epochs=1, num_minibatches=1, **overrides)
-    net, rollout = actor_critic.make(CHAIN_SPEC, NETWORK), chain_rollout()
-
-    @jax.jit
-    def run(key):
-        def update(state, key):
-            acted = rollout
-            if not corrected:
-                dist, _ = net.apply(state.params, rollout.obs)
-                acted = rollout.replace(extras={"log_prob": dist.log_prob(rollout.action)})
-            return algo.update(state, acted, key)[0], None
-
-        state = jax.lax.scan(update, algo.init(key), jax.random.split(key, updates))[0]
-        dist, value = net.apply(state.params, CHAIN_OBS)
-        return jax.nn.softmax(dist.logits), value
-
-    return tuple(np.asarray(x, np.float64) for x in run(jax.random.key(0)))
-
-
-def chain_values(policy):
-    """V [2] of a policy [2, 2] on the chain."""
-    reward = (policy * CHAIN_REWARD).sum(1)
-    return np.array([reward[0] + CHAIN_GAMMA * reward[1], reward[1]])
-
-
-def between(policy, clip_rho):
-    """The policy that V-trace's values are of (arXiv:1802.01561, eq. 3): pi, but no more than clip_rho mu."""
-    clipped = np.minimum(clip_rho * CHAIN_POLICY, policy)
-    return clipped / clipped.sum(1, keepdims=True)

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_sac_memory
-from cases import some_quick
 from fakes import assert_close, assert_same, differ
 from sac_reference import forward
 
@@ -52,14 +51,12 @@ def log_prob_and_entropy(params, x, action, allowed=None):
     return jnp.log(density).sum(-1), jnp.full(len(x), entropy), out
 
 
-@pytest.mark.parametrize("masked", some_quick([False, True], True))
-def test_one_update_of_choices_is_that_of_the_equation(masked):
-    algo, state, batch = setting(BASE, observation=MASKED if masked else fakes.VECTOR)
-    x, allowed = batch.obs, None
-    if masked:  # no row's action is forbidden
-        allowed = jnp.asarray(batch.obs["action_mask"], jnp.float32).at[jnp.arange(64), batch.action].set(1.0)
-        batch = batch.replace(obs={**batch.obs, "action_mask": allowed.astype(jnp.int8)})
-        x = batch.obs["x"]
+def test_one_update_of_masked_choices_is_that_of_the_equation():
+    algo, state, batch = setting(BASE, observation=MASKED)
+    # no row's action is forbidden
+    allowed = jnp.asarray(batch.obs["action_mask"], jnp.float32).at[jnp.arange(64), batch.action].set(1.0)
+    batch = batch.replace(obs={**batch.obs, "action_mask": allowed.astype(jnp.int8)})
+    x = batch.obs["x"]
 
     def loss(params):
         log_prob, entropy, best = log_prob_and_entropy(params, x, batch.action, allowed)
@@ -110,20 +107,6 @@ def test_agreement_is_of_all_choices_and_of_the_mean_over_the_elements_of_boxes(
     assert_close(found, {"policy/accuracy": 3 / 4, "policy/mse": 2 * (9 / 3) / 4})
 
 
-@pytest.mark.slow
-def test_it_comes_to_the_frequencies_of_the_data():
-    """Of two observations, by weight: 3/4 and 1/5 of action 1."""
-    algo = bc.make(bc.Config(lr=3e-2), EnvSpec(Box((1,)), Discrete(2), 1), fakes.NETWORK)
-    obs = jnp.repeat(jnp.array([[-1.0], [1.0]]), jnp.array([4, 5]), axis=0, total_repeat_length=9)
-    action = jnp.array([1, 1, 1, 0, 1, 0, 0, 0, 0])
-    nothing = jnp.zeros(9)
-    batch = fakes.Batch(obs, action, nothing, nothing, obs, jnp.ones(9), jnp.arange(9))
-    step = lambda state, key: (algo.update(state, batch, key)[0], None)
-    state = jax.jit(lambda s: jax.lax.scan(step, s, jax.random.split(KEY, 600))[0])(jax.jit(algo.init)(KEY))
-    logits = jax.jit(algo.outputs)(state, jnp.array([[-1.0], [1.0]]))["distribution"].logits
-    np.testing.assert_allclose(jax.nn.softmax(logits)[:, 1], [3 / 4, 1 / 5], atol=0.01)
-
-
 # ---------------------------------------------------------------- what it refuses
 
 
@@ -147,13 +130,9 @@ def test_nothing_would_hold_an_entropy_bonus_beside_mse():
 # ---------------------------------------------------------------- its network and its memory
 
 
-STD = NetworkConfig(hidden=(8,), state_dependent_std=True)
-
-
-@pytest.mark.parametrize("network", some_quick([NetworkConfig(hidden=(8,)), STD, test_sac_memory.NETWORK], STD))
-def test_its_parameters_are_those_of_the_policy_of_ppo(network):
+def test_its_parameters_are_those_of_the_policy_of_ppo():
     """The same names and numbers, and the same distribution."""
-    spec = EnvSpec(fakes.VECTOR, BOX, 1)
+    spec, network = EnvSpec(fakes.VECTOR, BOX, 1), NetworkConfig(hidden=(8,), state_dependent_std=True)
     algo, others = bc.make(bc.Config(), spec, network), (m.make(m.Config(), spec, network) for m in (ppo, marwil))
     state = jax.jit(algo.init)(KEY)
     for other in others:
@@ -170,20 +149,6 @@ def with_memory(module, **options):
     algo = module.make(module.Config(lr=0.1, adam_eps=1.0, **options), spec, test_sac_memory.NETWORK)
     state = fakes.perturbed(fakes.made_up_state(algo))
     return algo, state, fakes.drawn(algo, spec, algo.actor(state))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("module", [bc, marwil], ids=["bc", "marwil"])
-def test_its_memory_begins_as_that_of_an_episode(module):
-    """Whatever the memory before a sequence is said to be; and it runs over the burn-in."""
-    algo, state, data = with_memory(module)
-    update = jax.jit(algo.update)
-    after, aux = update(state, data, KEY)
-    some = jax.tree.map(lambda x: x + 1.0, algo.carry(len(data.index)).memory)
-    assert_same((after, aux), update(state, data.replace(window=data.window.replace(carry=some)), KEY))
-    warming = jax.tree.map(lambda x: x, data.window.obs)
-    warming["obs"] = warming["obs"].at[:, 0].add(1.0)
-    assert differ(after, update(state, data.replace(window=data.window.replace(obs=warming)), KEY)[0])
 
 
 @pytest.mark.slow

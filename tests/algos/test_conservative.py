@@ -1,6 +1,7 @@
-"""Conservative Q-learning: what it does to values, many actions at once, masks, memory, devices, chunks.
+"""Conservative Q-learning: many actions at once, masks, chunks.
 
-Loss and gradients of one update are compared with the equations in test_sac.py and test_dqn.py.
+Loss and gradients of one update are compared with the equations in test_sac.py and test_dqn.py; memory, void rows and
+devices are settings of test_contract.py.
 """
 
 import functools
@@ -12,14 +13,12 @@ import numpy as np
 import pytest
 from cases import some_quick
 from fakes import assert_close, assert_same, differ
-from jax.sharding import PartitionSpec as P
 
-from jrl.algos import conservative, critics, dqn, iqn, sac
+from jrl.algos import conservative, critics, dqn, sac
 from jrl.fields import hyper
-from jrl.learn import parallel
 from jrl.networks import NetworkConfig
 from jrl.networks.critics import build_critics
-from jrl.types import Batch, Box, Dict, Discrete, EnvSpec, InputError, UpdateAux, Window
+from jrl.types import Batch, Box, Dict, Discrete, EnvSpec, InputError, Window
 
 KEY = jax.random.key(4)
 BOX = Box((2,), low=-1.0, high=1.0)
@@ -90,12 +89,11 @@ def test_masked_actions_do_not_count():
     np.testing.assert_allclose(slope.sum(-1), 1.0, rtol=1e-6)
 
 
-@pytest.mark.parametrize("module", some_quick([dqn, iqn, sac], dqn))
-def test_no_gradient_reaches_the_values_of_masked_actions(module):
+def test_no_gradient_reaches_the_values_of_masked_actions():
     """Only the first action is ever allowed: then there is nothing to bring down, and nothing moves but by the data."""
     space = Dict((("obs", Box((3,))), ("action_mask", Box((3,), "int8", 0, 1))))
     spec = EnvSpec(space, Discrete(3), 8)
-    algo = module.make(module.Config(conservative=True, cql_weight=50.0, lr=0.1), spec, NETWORK)
+    algo = dqn.make(dqn.Config(conservative=True, cql_weight=50.0, lr=0.1), spec, NETWORK)
     state, rows = fakes.perturbed(fakes.made_up_state(algo)), 16
     see = lambda seed: {
         "obs": normal(seed, rows, 3),
@@ -105,8 +103,7 @@ def test_no_gradient_reaches_the_values_of_masked_actions(module):
     batch = Batch(see(0), jnp.zeros(rows, jnp.int32), ones, 0.9 * ones, see(1), ones, jnp.arange(rows))
     after, aux = jax.jit(algo.update)(state, batch, KEY)
     np.testing.assert_allclose(aux.metrics["value/gap"], 0.0, atol=1e-5)
-    both = (after.params, state.params) if module is not sac else (after.params["critic"], state.params["critic"])
-    both = jax.device_get(both)
+    both = jax.device_get((after.params, state.params))
     heads = [next(x for name, x in p.items() if name.endswith("head")) for p in both]
     unseen = [head["kernel"].reshape(*head["kernel"].shape[:-1], 3)[..., 1:] for head in heads]
     assert_same(*unseen)
@@ -192,91 +189,7 @@ def test_the_first_updates_imitate(action):
         assert differ(*pair) != same, count
 
 
-MEMORY = NetworkConfig(hidden=(8,), core=hyper.Gru(size=6))
-
-
-@functools.cache
-def sequences():
-    """What replay draws of two rollouts of a Box's actions, on the host."""
-    spec = EnvSpec(Box((3,)), BOX, fakes.COLUMNS)
-    algo = sac.make(sac.Config(), spec, MEMORY)
-    return jax.device_get(fakes.drawn(algo, spec, algo.actor(fakes.perturbed(fakes.made_up_state(algo)))))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("action", [BOX, Discrete(3)], ids=str)
-def test_memory_learns_and_void_rows_change_nothing(action):
-    """Sequences: the gap is over all of their rows that count, with the memory before each."""
-    spec = EnvSpec(Box((3,)), action, fakes.COLUMNS)
-    options = {"cql_target_gap": 0.5, **({"cql_max_q_backup": True} if action is BOX else {})}
-    algo = sac.make(sac.Config(conservative=True, cql_actions=2, **options), spec, MEMORY)
-    state = fakes.perturbed(fakes.made_up_state(algo))
-    batch = sequences()
-    if action is not BOX:
-        taken = np.random.default_rng(0).integers(0, 3, batch.action.shape[:-1])
-        batch = batch.replace(action=taken.astype(np.int32))
-    after, aux = jax.jit(algo.update)(state, batch, KEY)
-    void = np.asarray(batch.weight) == 0
-    assert void.any() and np.isfinite(aux.metrics["value/gap"])
-    spoiled = batch.replace(reward=np.where(void, np.float32(np.nan), batch.reward))
-    assert_same(jax.jit(algo.update)(state, spoiled, KEY)[0].params, after.params)
-    assert differ(after.params["critic"], state.params["critic"])
-
-
-@pytest.mark.slow
-def test_two_devices_learn_what_one_does():
-    state, batch, (one, aux) = whole()
-    mesh = parallel.make_mesh(2)
-    update = sac.make(ALL, SPEC, NETWORK, axis_name=parallel.AXIS).update
-    specs = (parallel.REPLICATED, parallel.PER_DEVICE, parallel.REPLICATED)
-    mapped = parallel.pmap(update, mesh, specs, (parallel.REPLICATED, UpdateAux(parallel.REPLICATED, P(parallel.AXIS))))
-    two, aux_two = mapped(parallel.replicate(state, mesh), parallel.shard(batch, mesh, parallel.PER_DEVICE), KEY)
-    assert_close(parallel.first_copy(two), one, atol=2e-6)
-    assert_close(parallel.first_copy(aux_two.metrics), aux.metrics, atol=1e-4)
-
-
 # ---------------------------------------------------------------- what it is for
-
-
-@pytest.mark.slow
-def test_values_are_lower_where_there_are_no_data():
-    """A bandit whose data have actions in [-1, 0] alone, of reward a: a critic goes on upwards, CQL's does not."""
-    spec = EnvSpec(Box((1,)), Box((1,), low=-1.0, high=1.0), 1)
-    action = jnp.linspace(-1.0, 0.0, 64)[:, None]
-    zeros = jnp.zeros((64, 1))
-    batch = Batch(zeros, action, action[:, 0], jnp.zeros(64), zeros, jnp.ones(64), jnp.arange(64))
-    tried = jnp.array([[-0.5], [0.9]])
-
-    network = NetworkConfig(hidden=(16,))
-    make = lambda weight: sac.make(
-        sac.Config(lr=1e-2, conservative=True, cql_weight=weight, cql_actions=2), spec, network
-    )
-
-    @jax.jit
-    @functools.partial(jax.vmap, in_axes=(0, None))
-    def values(weight, state):
-        learn = lambda state, key: (make(weight).update(state, batch, key)[0], None)
-        state = jax.lax.scan(learn, state, jax.random.split(KEY, 200))[0]
-        return build_critics(spec, network, 2).apply(state.params["critic"], jnp.zeros((2, 1)), tried).min(0)
-
-    plain, low = np.asarray(values(np.float32([0, 1]), fakes.made_up_state(make(0.0))))  # of no weight: SAC alone
-    assert plain[1] > plain[0] + 0.5
-    assert low[1] < low[0] and low[1] < plain[1] - 0.5
-
-
-@pytest.mark.slow
-def test_discrete_values_are_lower_where_there_are_no_data():
-    """Action 2 was never tried; without CQL its value stays where it began."""
-    spec, rows = fakes.spec(Discrete(3), Box((1,))), 32
-    zeros, reward = jnp.zeros((rows, 1)), jnp.ones(rows)
-    batch = Batch(zeros, jnp.arange(rows) % 2, reward, jnp.zeros(rows), zeros, jnp.ones(rows), jnp.arange(rows))
-    for head in ("expected", "c51", "qr"):
-        algo = dqn.make(dqn.Config(lr=1e-2, head=head, conservative=True, cql_weight=0.3), spec, NETWORK)
-        state, update = fakes.made_up_state(algo), jax.jit(algo.update)
-        for _ in range(150):
-            state, _ = update(state, batch, KEY)
-        q = np.asarray(jax.jit(algo.outputs)(state, jnp.zeros((1, 1)))["q"])[0]
-        assert q[2] < q[:2].min() - 1.0, head
 
 
 def test_what_is_refused():

@@ -194,7 +194,6 @@ def test_metrics_that_decide_something_must_be_there():
         ({"target_kl": 0.1}, "policy/approx_kl"),
         ({"kl_coef": 0.2, "kl_target": 0.1}, "policy/kl"),
     ):
-        algo = make("ppo", loss, **options)
-        rollout = fakes.data(algo, fakes.spec(), algo.actor(algo.init(KEY)))
+        algo, (_, rollout) = make("ppo", loss, **options), start("ppo")
         with pytest.raises(InputError, match=f"the config needs the metric {missing}, which it does not return"):
-            jax.eval_shape(algo.update, algo.init(KEY), rollout, KEY)
+            jax.eval_shape(algo.update, jax.eval_shape(algo.init, KEY), rollout, KEY)

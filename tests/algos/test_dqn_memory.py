@@ -12,15 +12,12 @@ from fakes import assert_close
 
 from jrl import networks
 from jrl.algos import dqn
-from jrl.algos.exploration import EpsilonGreedy
-from jrl.envs import toys
 from jrl.envs.jax_env import Definition, build
 from jrl.fields.hyper import Gru
-from jrl.learn.learner import off_policy
 from jrl.networks import NetworkConfig
 from jrl.replay import sequences
 from jrl.rollout import unroll
-from jrl.types import Box, Discrete, Window, element
+from jrl.types import Box, Discrete, element
 
 KEY = jax.random.key(3)
 A, B, T, L, K, GAMMA = 3, 2, 7, 6, 3, 0.9
@@ -145,51 +142,3 @@ def test_an_update_is_that_of_a_walk_over_the_rows(loss):
     live = np.asarray(batch.weight) > 0
     rows = [np.asarray(error[n])[live[n]] for n in range(4)]
     np.testing.assert_allclose(aux.priority, [0.9 * e.max() + 0.1 * e.mean() for e in rows], rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_a_users_loss_gets_sequences():
-    seen = {}
-
-    def loss(default, net, params, batch):
-        value, metrics = default(params, batch)
-        q = net.q(params, batch.obs)
-        seen.update(obs=batch.obs, q=q.shape, action=batch.action.shape, target=batch.target.shape, next=batch.next_obs)
-        return value + 0.0 * jnp.mean(batch.weight * q.max(-1)), metrics | {"loss/mine": jnp.mean(q)}
-
-    algo, state, _, batch = setting()
-    ours = jax.jit(setting(loss=loss)[0].update)(state, batch, KEY)
-    own = jax.jit(algo.update)(state, batch, KEY)
-    assert isinstance(seen["obs"], Window) and seen["obs"].obs.shape == (4, L, 2) and seen["next"] == ()
-    assert (seen["q"], seen["action"], seen["target"]) == ((4, L, A), (4, L), (4, L, 1))
-    assert_close(ours[0].params, own[0].params, atol=1e-6)
-    np.testing.assert_allclose(ours[1].priority, own[1].priority, rtol=1e-5)
-    assert "loss/mine" in ours[1].metrics
-
-
-@pytest.mark.slow
-def test_it_learns_to_remember():
-    """RepeatAfterMe-v0 with a delay of 1: without memory no policy has a return above 0 on average."""
-    env = build(toys.repeat_after_me(delay=1, episode_length=20), 16)
-    explore = EpsilonGreedy(epsilon=((0, 1.0), (10_000, 0.02)))
-    cfg = dqn.Config(gamma=0.5, lr=3e-3, double=True, target_update_every=50, exploration=explore)
-    algo = dqn.make(cfg, env.spec, NetworkConfig(hidden=(16,), core=Gru(size=16)))
-    like = unroll.rollout_like(env.spec, algo, length=1, num_envs=1).extras["carry"]
-    kept = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), like)
-    buffer = sequences.make(
-        element(env.spec.observation), element(env.spec.action), capacity=16_000, num_envs=16, batch_size=16, gamma=0.5,
-        length=10, burn_in=2, extras={"carry": kept}, alpha=0.6, beta=0.4,
-    )  # fmt: skip
-    learner = off_policy(algo, buffer, updates=2, learning_starts=1000)
-    collect = unroll.make(env, algo.act, length=10, carry=algo.carry)
-
-    @jax.jit
-    def iterate(carry, key):
-        where, state, replay = carry
-        where, rollout, report = collect.step(where, learner.actor(state), key)
-        state, replay, _ = learner.step(state, replay, rollout, key)
-        return (where, state, replay), (report.return_sum.sum(), report.count.sum())
-
-    carry = (collect.init(KEY), learner.init(KEY), learner.init_replay())
-    carry, (total, count) = jax.lax.scan(iterate, carry, jax.random.split(KEY, 200))
-    assert float(total[-20:].sum() / count[-20:].sum()) > 10

@@ -165,25 +165,6 @@ def test_ornstein_uhlenbeck_noise_is_the_carry():
     np.testing.assert_allclose(step(noises[-1]) - step(reset), 0.85 * np.asarray(noises[-1]), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "cfg", [c for c in ALL if jax.tree.leaves(c) and "noise" not in c.name], ids=lambda cfg: cfg.name
-)
-def test_floats_can_be_traced_and_vmapped(cfg):
-    kind = kind_of(cfg)
-    output = OUTPUTS[kind][:50]
-
-    def draw(cfg):
-        explorer = exploration.make(cfg, SPACES[kind], kinds=(kind,))
-        return explorer.sample(output, KEY, jnp.uint32(7000), explorer.carry(50))[0]
-
-    one, other = (jax.tree.map(lambda x, s=s: jnp.float32(x * s), cfg) for s in (1.0, 0.5))
-    together = np.asarray(jax.jit(jax.vmap(draw))(jax.tree.map(lambda *x: np.stack(x), one, other)))
-    alone = jax.jit(draw)
-    np.testing.assert_allclose(together[0], alone(one), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(together[1], alone(other), rtol=1e-5, atol=1e-6)
-    assert not np.array_equal(together[0], together[1])
-
-
 @pytest.mark.parametrize(("cfg", "kinds"), [*itertools.product(ALL, [("q",), ("action",), ("action", "distribution")])])
 def test_what_an_algorithm_cannot_feed_is_named(cfg, kinds):
     if kind_of(cfg) in kinds:
@@ -272,21 +253,6 @@ def test_every_algorithm_can_act_at_random(name):
         np.testing.assert_allclose(out.extras["log_prob"], -np.log(3) * np.ones(3000), rtol=1e-6)
     greedy = act(actor, obs, algo.carry(3000), KEY, explore=False).action
     assert (np.asarray(greedy) == np.asarray(greedy)[:1]).all()  # and not where it does not explore
-
-
-@pytest.mark.parametrize("name", some_quick(("ppo", "a2c", "impala", "appo"), "ppo"))
-def test_actor_critics_begin_with_random_actions(name):
-    default = fakes.make(name)
-    assert default.actor(fakes.made_up_state(default)).env_steps == ()  # what nobody reads is not sent
-    algo = fakes.make(name, exploration=Stochastic(random_timesteps=100))
-    state = fakes.perturbed(fakes.made_up_state(algo))
-    obs = np.ones((50, 4), np.float32)
-    drawn = jax.jit(lambda state: algo.act(algo.actor(state), obs, (), KEY))
-    act = lambda steps: drawn(state.replace(env_steps=np.uint32(steps)))
-    np.testing.assert_allclose(act(99).extras["log_prob"], np.full(50, -np.log(3)), rtol=1e-6)
-    plain = jax.jit(lambda state: default.act(default.actor(state), obs, (), KEY))
-    np.testing.assert_array_equal(act(100).action, plain(state).action)
-    assert np.unique(act(100).extras["log_prob"]).size > 1
 
 
 # ---------------------------------------------------------------- a user's own
@@ -379,15 +345,6 @@ def test_a_custom_class():
     stateless = custom("Stateless")
     assert stateless.carry(2) == ()
     np.testing.assert_array_equal(stateless.sample(Q[:2], KEY, jnp.uint32(0), ())[0], [2, 2])
-
-
-def test_a_custom_one_may_start_with_random_actions():
-    cfg = Custom(path=f"{__name__}:always", random_timesteps=10)
-    explorer = exploration.make(cfg, Discrete(3), kinds=("q",))
-    sample = jax.jit(explorer.sample)
-    counts = np.bincount(sample(Q, KEY, np.uint32(9), ())[0])
-    assert stats.chisquare(counts).pvalue > 1e-3
-    assert not np.any(sample(Q, KEY, np.uint32(10), ())[0])
 
 
 def test_a_config_with_options_can_be_static_and_compared():

@@ -1,4 +1,4 @@
-"""MARWIL: against the equations spelled out; without its advantages it is BC, with them it takes the better action."""
+"""MARWIL against the equations spelled out."""
 
 import dataclasses
 import functools
@@ -14,9 +14,9 @@ from fakes import assert_close, assert_same, differ
 from sac_reference import forward
 from test_bc import adam, log_prob_and_entropy
 
-from jrl.algos import bc, marwil
+from jrl.algos import marwil
 from jrl.networks import NetworkConfig
-from jrl.types import Batch, Box, Discrete, EnvSpec
+from jrl.types import Box, Discrete, EnvSpec
 
 KEY = jax.random.key(6)
 BOX = Box((2,), low=-1.0, high=1.0)
@@ -98,61 +98,6 @@ def drawn(network):
     """What is learned from, which a policy of that network acted."""
     algo = marwil.make(marwil.Config(), test_sac_memory.MASKED, network)
     return fakes.drawn(algo, test_sac_memory.MASKED, algo.actor(fakes.perturbed(fakes.made_up_state(algo))))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(  # what a weight is does not depend on the network
-    ("kind", "network"), [("exp", fakes.NETWORK), ("softmax", test_sac_memory.NETWORK)], ids=["vector", "memory"]
-)
-def test_without_its_advantages_it_is_bc(kind, network):
-    """The policy is that of BC after any number of updates, whatever the rewards; the value learns beside it."""
-    spec = test_sac_memory.MASKED
-    common = {"lr": 1e-2, "ent_coef": 0.02}
-    own = marwil.make(marwil.Config(beta=0.0, weight=kind, **common), spec, network)
-    other = bc.make(bc.Config(**common), spec, network)
-    state, plain = fakes.made_up_state(own), fakes.made_up_state(other)
-    data = fakes.batch(own, spec, own.actor(state)) if network is fakes.NETWORK else drawn(network)
-    start, update, clone = state, jax.jit(own.update), jax.jit(other.update)
-    for _ in range(5):
-        (state, aux), (plain, plain_aux) = update(state, data, KEY), clone(plain, data, KEY)
-    assert_close({name: state.params[name] for name in plain.params}, plain.params, atol=1e-6)
-    assert_close({name: aux.metrics[name] for name in plain_aux.metrics}, dict(plain_aux.metrics), atol=1e-6)
-    for name in start.params:
-        assert differ(start.params[name], state.params[name]), name
-
-
-def bandit():
-    """Four times of five action 0, which is worth 0; else action 1, which is worth 1."""
-    action = jnp.array([0, 0, 0, 0, 1])
-    obs, nothing = jnp.ones((5, 1)), jnp.zeros(5)
-    return Batch(obs, action, 1.0 * action, nothing, obs, jnp.ones(5), jnp.arange(5))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("module", "options", "odds"),
-    [
-        (bc, {}, 1 / 4),
-        # V = 1/5 and c = sqrt(4/5 (1/5)^2 + 1/5 (4/5)^2) = 2/5: A / c is 2, and -1/2
-        (marwil, {"beta": 1.0}, np.exp(2.5) / 4),
-        (marwil, {"weight": "binary"}, np.inf),
-    ],
-    ids=["bc", "exp", "binary"],
-)
-def test_it_takes_the_better_action_where_bc_takes_the_usual_one(module, options, odds):
-    if module is marwil:
-        options = {**options, "adv_norm_start": 1.0, "adv_norm_rate": 0.1}
-    algo = module.make(module.Config(lr=1e-2, **options), EnvSpec(Box((1,)), Discrete(2), 1), fakes.NETWORK)
-    step = lambda state, key: (algo.update(state, bandit(), key)[0], None)
-    state = jax.jit(lambda s: jax.lax.scan(step, s, jax.random.split(KEY, 2000))[0])(fakes.made_up_state(algo))
-    said = jax.jit(algo.outputs)(state, jnp.ones((1, 1)))
-    better = float(jax.nn.softmax(said["distribution"].logits)[0, 1])
-    np.testing.assert_allclose(better, 1.0 if np.isinf(odds) else odds / (1 + odds), atol=0.01)
-    act = jax.jit(algo.act, static_argnames="explore")
-    action = act(algo.actor(state), jnp.ones((1, 1)), algo.carry(1), KEY, explore=False).action
-    assert int(action[0]) == (odds > 1)
-    if module is marwil:
-        np.testing.assert_allclose(said["value"], [0.2], atol=0.01)
 
 
 @pytest.mark.slow

@@ -163,10 +163,6 @@ def best(output, key, env_steps, carry):
     return (jnp.argmax(output, -1) if isinstance(output, jax.Array) else output.mode()), carry
 
 
-def wrong_tree(dist, key, env_steps, carry):
-    return {"a": dist.mode()["a"]}, carry
-
-
 def test_what_a_custom_one_gets_knows_the_mask():
     mask = masks(5)
     q = jnp.asarray(np.where(mask, 0.0, 5.0) - np.arange(5), jnp.float32)
@@ -179,20 +175,6 @@ def test_what_a_custom_one_gets_knows_the_mask():
     action, log_prob, _ = explorer.sample_and_log_prob(dist, KEY, jnp.uint32(0), (), jnp.asarray(mask))
     np.testing.assert_array_equal(action, expected)
     assert np.all(log_prob > -10)
-
-
-def test_a_custom_one_over_a_tree():
-    head = distributions.action_distribution(TREE)
-    dist = head.make(jnp.ones((3, head.size)), jnp.zeros(2))
-
-    def act(name):
-        explorer = exploration.make(Custom(path=f"{__name__}:{name}"), TREE, ("distribution",))
-        return jax.jit(explorer.sample_and_log_prob)(dist, KEY, jnp.uint32(0), ())
-
-    action, log_prob, _ = act("best")
-    assert (action["b"][0].shape, log_prob.shape) == ((3, 2), (3,))
-    with pytest.raises(InputError, match=r"wrong_tree: the action must be an element of Dict.*'b': \(\*, \*\)"):
-        act("wrong_tree")
 
 
 def test_noise_on_actions_needs_a_box():

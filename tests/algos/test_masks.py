@@ -7,40 +7,31 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import CASES, some_quick
+from cases import CASES
 
 from jrl import algos
-from jrl.algos import exploration
 from jrl.envs import history, jax_env
 from jrl.envs.transform import transformed
 from jrl.fields import hyper
 from jrl.networks import NetworkConfig
 from jrl.replay import ring
 from jrl.rollout import unroll
-from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, element
+from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, element
 
 ACTIONS = 5
 OBSERVATION = Dict((("x", Box((3,))), ("action_mask", MultiBinary((ACTIONS,)))))
 DISCRETE = tuple(name for name in algos.names() if fakes.acts_in(name, Discrete))
-EXPLORATIONS = {
-    "epsilon": exploration.EpsilonGreedy(epsilon=0.5),
-    "soft_q": exploration.SoftQ(temperature=10.0),
-    "parameter_noise": exploration.ParameterNoiseQ(random_share=0.5),
-    "random": exploration.Random(),
-    "stochastic": exploration.Stochastic(),
-    "early": exploration.Stochastic(random_timesteps=100),
-}
 NETWORK = NetworkConfig(hidden=(8,))
 MEMORY = NetworkConfig(hidden=(8,), core=hyper.Gru(size=8))
 
 
-def make(name, action=Discrete(ACTIONS), network=NETWORK, **options):  # noqa: B008
+def make(name, network):
     module = algos.get(name)
-    return module.make(module.Config(**options), EnvSpec(fakes.observes(name, OBSERVATION), action, 1), network)
+    return module.make(module.Config(), EnvSpec(fakes.observes(name, OBSERVATION), Discrete(ACTIONS), 1), network)
 
 
 def rare(name, slow, network=NETWORK):
-    return pytest.param(name, None, network, marks=[pytest.mark.slow] if slow else [])
+    return pytest.param(name, network, marks=[pytest.mark.slow] if slow else [])
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -51,19 +42,11 @@ def masks(key, rows):
 
 
 @pytest.mark.parametrize(
-    ("name", "explore", "network"),
-    [
-        *[rare(name, CASES[name].like) for name in DISCRETE],
-        *[
-            pytest.param("dqn", how, NETWORK, marks=pytest.mark.slow)
-            for how in ("epsilon", "soft_q", "parameter_noise", "random")
-        ],
-        *[pytest.param("ppo", how, NETWORK, marks=pytest.mark.slow) for how in ("random", "early")],
-        *[rare(name, True, MEMORY) for name in DISCRETE],
-    ],
+    ("name", "network"),
+    [*(rare(name, CASES[name].like) for name in DISCRETE), *(rare(name, True, MEMORY) for name in DISCRETE)],
 )
-def test_of_100_000_actions_none_is_forbidden(name, explore, network):
-    algo = make(name, network=network, **({"exploration": EXPLORATIONS[explore]} if explore else {}))
+def test_of_100_000_actions_none_is_forbidden(name, network):
+    algo = make(name, network)
     state, rows = fakes.made_up_state(algo), 20_000
     act = jax.jit(algo.act, static_argnames="explore")
     seen = np.zeros(ACTIONS, int)
@@ -85,14 +68,6 @@ def test_of_100_000_actions_none_is_forbidden(name, explore, network):
         np.testing.assert_array_equal(action, q.argmax(1))
         if "value" in out.extras:
             np.testing.assert_allclose(out.extras["value"], q.max(1), rtol=1e-5, atol=1e-6)
-
-
-def test_nothing_forbidden_of_several_choices():
-    algo = make("ppo", MultiDiscrete((2, 3)))
-    obs_mask = np.array([[0, 1, 1, 0, 1]] * 1000, np.int8)
-    obs = {"x": np.random.default_rng(0).normal(size=(1000, 3)).astype(np.float32), "action_mask": obs_mask}
-    action = np.asarray(jax.jit(algo.act)(algo.actor(fakes.made_up_state(algo)), obs, (), jax.random.key(1)).action)
-    assert (action[:, 0] == 1).all() and set(action[:, 1]) == {0, 2}
 
 
 def world(num_envs):
@@ -118,7 +93,8 @@ def world(num_envs):
     )
 
 
-@pytest.mark.parametrize("name", some_quick(DISCRETE, "ppo"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DISCRETE)
 def test_gradients_never_see_a_masked_output(name):
     remember = functools.partial(history.add_history, prev_reward=fakes.plays_for_a_return(name))
     env = transformed(world(8), remember)

@@ -124,17 +124,6 @@ def test_the_deviation_goes_where_the_distance_comes_to_its_target(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ("dqn", pytest.param("td3", marks=pytest.mark.slow)))
-def test_after_many_rollouts_the_distance_is_what_was_asked_for(name):
-    cfg = dataclasses.replace(CONFIGS[name], std=2.0, factor=1.05, redraw_every=10**9)
-    algo = fakes.make(name, network=NETWORK, exploration=cfg)
-    state = fakes.perturbed(jax.jit(algo.init)(KEY))
-    rollout = made(name)[2].replace(last_obs=jnp.asarray(np.random.default_rng(0).normal(size=(300, 4)), "f"))
-    state, _ = jax.lax.scan(lambda state, _: (algo.ingest(state, rollout), ()), state, length=200)
-    np.testing.assert_allclose(distance(name, algo, state, rollout.last_obs), TARGET[name], rtol=0.15)
-
-
-@pytest.mark.slow
 def test_any_number_of_devices_adapts_the_same():
     algo, state, rollout = made("dqn")
     mapped = fakes.make("dqn", network=NETWORK, exploration=CONFIGS["dqn"], axis_name=parallel.AXIS)

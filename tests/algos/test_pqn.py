@@ -1,7 +1,6 @@
 """PQN against a slow reference that spells everything out, and each of its options by hand."""
 
 import dataclasses
-import functools
 
 import fakes
 import jax
@@ -12,14 +11,8 @@ from cases import some_quick
 from fakes import assert_close, differ
 
 from jrl import networks
-from jrl.algos import agent as agents
 from jrl.algos import pqn
-from jrl.algos.exploration import Custom, EpsilonGreedy, SoftQ
-from jrl.envs.jax_env import Definition, build
 from jrl.networks import NetworkConfig
-from jrl.ops import minibatch
-from jrl.rollout import unroll
-from jrl.types import Box, Discrete
 
 KEY = jax.random.key(2)
 T, B = 8, 8
@@ -29,14 +22,8 @@ NETWORK = NetworkConfig(hidden=(8, 8), layer_norm=True)
 WHOLE = pqn.Config(num_epochs=1, num_minibatches=1, adam_eps=1.0, max_grad_norm=None, lr=0.1)
 
 
-@functools.cache
-def _jitted(network):
-    return jax.jit(lambda cfg, state, rollout: pqn.make(cfg, SPEC, network).update(state, rollout, KEY))
-
-
-def update(cfg, state, rollout, network=NETWORK):
-    """(state, metrics); one compilation for all values of the floats."""
-    state, aux = _jitted(network)(jax.tree.map(jnp.float32, cfg), state, rollout)
+def update(cfg, state, rollout):
+    state, aux = fakes.update(pqn, cfg, SPEC, NETWORK, state, rollout, KEY)
     return state, aux.metrics
 
 
@@ -161,82 +148,3 @@ def test_rewards_are_divided_by_the_deviation_of_the_return():
     np.testing.assert_allclose(after.return_stats.mean, returns.mean(), rtol=1e-4, atol=1e-5)
     assert pqn.make(cfg, SPEC).running_return_gamma == cfg.gamma
     assert pqn.make(WHOLE, SPEC).running_return_gamma is None
-
-
-@pytest.mark.slow
-def test_each_row_is_learned_from_once_an_epoch(monkeypatch):
-    """With a vanishing step size the mean of the minibatches' losses is the loss over all rows."""
-    cfg = dataclasses.replace(WHOLE, lr=0.0, num_epochs=3, num_minibatches=4)
-    state, rollout = setting(cfg)
-    after, metrics = update(cfg, state, rollout)
-    np.testing.assert_allclose(metrics["loss/q"], update(WHOLE, state, rollout)[1]["loss/q"], rtol=1e-5)
-    assert not differ(state.params, after.params)
-    taken = []
-    shuffle = minibatch.shuffle
-
-    def watched(*args, **options):
-        index = shuffle(*args, **options)
-        jax.debug.callback(lambda x: taken.append(np.array(x)), index)
-        return index
-
-    monkeypatch.setattr(minibatch, "shuffle", watched)
-    jax.block_until_ready(jax.jit(pqn.make(cfg, SPEC, NETWORK).update)(state, rollout, KEY))
-    jax.effects_barrier()
-    assert len(taken) == 3
-    for index in taken:
-        np.testing.assert_array_equal(np.sort(np.ravel(index)), np.arange(T * B))
-    assert differ(taken[0], taken[1])
-
-
-# ---------------------------------------------------------------- acting
-
-
-@pytest.mark.parametrize("chosen", [SoftQ(temperature=0.5), EpsilonGreedy(ladder=True)], ids=lambda cfg: cfg.name)
-def test_other_explorations_act(chosen):
-    algo = pqn.make(pqn.Config(exploration=chosen), SPEC, NETWORK)
-    state = fakes.made_up_state(algo)
-    rollout = fakes.rollout(algo, SPEC, algo.actor(state), T=64)
-    assert set(np.unique(rollout.action)) == {0, 1, 2}
-
-
-class Sweep:
-    """Takes one action after the other in each episode."""
-
-    def carry(self, batch_size):
-        return jnp.zeros((batch_size,), jnp.int32)
-
-    def __call__(self, q, key, env_steps, carry):
-        return carry % q.shape[-1], carry + 1
-
-
-def test_the_state_of_an_exploration_starts_anew_with_each_episode():
-    env = build(
-        Definition(
-            observation=Box((1,)),
-            action=Discrete(4),
-            max_episode_steps=None,
-            num_draws=1,
-            reset=lambda draws: jnp.zeros_like(draws[0]),
-            step=lambda time, action, draws: (time + 1.0, jnp.zeros_like(time), time + 1.0 >= 3.0),
-            observe=lambda time: time[:, None],
-        ),
-        2,
-    )
-    algo = pqn.make(pqn.Config(exploration=Custom(path=f"{__name__}:Sweep")), env.spec, NETWORK)
-    collect = unroll.make(env, algo.act, length=7, carry=algo.carry)
-    actor, step = algo.actor(fakes.made_up_state(algo)), jax.jit(collect.step)
-    state, first, _ = step(jax.jit(collect.init)(KEY), actor, KEY)
-    _, second, _ = step(state, actor, KEY)
-    action, mask = (np.concatenate([getattr(r, name)[:, 0] for r in (first, second)]) for name in ("action", "mask"))
-    np.testing.assert_array_equal(np.flatnonzero(~mask), [3, 7, 11])
-    np.testing.assert_array_equal(action[mask], [0, 1, 2] * 3 + [0, 1])
-
-
-# ---------------------------------------------------------------- faults
-
-
-def test_the_optimizer_is_that_of_the_others():
-    """One flat vector of moments, clipped as PPO's."""
-    state, _ = setting(WHOLE)
-    expected = agents.adam(WHOLE).init(state.params)
-    assert jax.tree.structure(expected) == jax.tree.structure(state.opt_state)

@@ -11,7 +11,6 @@ from jrl.types import Box, Dict, Discrete, EnvSpec
 
 KEY = jax.random.key(2)
 N, A = 32, 4
-BOX = Box((2,), low=-1.0, high=1.0)
 MASKED = EnvSpec(Dict((("action_mask", Box((A,), "int8", 0, 1)), ("obs", Box((3,))))), Discrete(A), 8)
 BASE = {"lr": 0.1, "adam_eps": 1.0, "gamma": 0.9}
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fakes import assert_close, assert_same, differ, rollouts
+from fakes import assert_close, rollouts
 
 from jrl import networks
 from jrl.algos import critics, observer, sac, td3
@@ -169,16 +169,3 @@ def test_priorities_are_of_sequences():
     np.testing.assert_allclose(priority, [0.9 * 3 + 0.1 * 2])  # errors 1, void, -3
     np.testing.assert_allclose(metrics["loss/value"], 0.5 * (1.5 * 1 + 1.5 * 9) / 3)
     np.testing.assert_allclose(gradient, (1.5 * 1 * 1 - 1.5 * 3 * 3) / 3)
-
-
-@pytest.mark.slow
-def test_what_the_networks_say_at_the_start():
-    """`outputs`, for those who look at a policy, is that of an episode's first step."""
-    algo, obs = sac.make(sac.Config(), CONTINUOUS, NETWORK), jax.random.normal(KEY, (B, 3))
-    state = fakes.perturbed(fakes.made_up_state(algo))
-    said = jax.jit(algo.outputs)(state, obs)
-    best = jax.jit(algo.act, static_argnames="explore")(algo.actor(state), obs, algo.carry(B), KEY, explore=False)
-    assert_same(best.extras["carry"], algo.carry(B).memory)
-    assert differ(best.carry, algo.carry(B))
-    assert_close(said["distribution"].mode(), best.action)
-    assert said["value"].shape == (B,)

@@ -13,8 +13,8 @@ from fakes import assert_close, assert_same, differ
 
 from jrl.algos import critics, td3
 from jrl.algos.agent import ActorState
-from jrl.algos.exploration import Gaussian, OrnsteinUhlenbeck
-from jrl.types import Box
+from jrl.algos.exploration import Gaussian
+from jrl.types import NEXT_ACTION, Box
 
 KEY = jax.random.key(2)
 BOX = Box((2,), low=-1.0, high=1.0)
@@ -36,17 +36,9 @@ def setting(cfg=BASE, seed=0, network=fakes.NETWORK, spec=SPEC):
     return algo, state, fakes.batch(algo, spec, algo.actor(state), N=N, seed=seed)
 
 
-@functools.cache
-def _jitted(num_critics, policy_every, smooth):
-    """The update with the config's floats as an argument: one compilation for all of their values."""
-    static = {"num_critics": num_critics, "policy_every": policy_every} | ({} if smooth else {"target_noise": 0})
-    fill = lambda cfg: dataclasses.replace(cfg, **static)
-    return jax.jit(lambda cfg, *args: td3.make(fill(cfg), SPEC, fakes.NETWORK).update(*args))
-
-
 def update(cfg, state, batch, key=KEY):
-    fn = _jitted(cfg.num_critics, cfg.policy_every, cfg.target_noise != 0)
-    return fn(jax.tree.map(jnp.float32, cfg), state, batch, key)
+    constants = {} if cfg.target_noise else {"target_noise": 0}  # DDPG's, whose program draws none
+    return fakes.update(td3, cfg, SPEC, fakes.NETWORK, state, batch, key, **constants)
 
 
 # ---------------------------------------------------------------- the reference
@@ -74,6 +66,9 @@ def reference(cfg, state, batch, key):
     after = jnp.tanh(forward(state.target_params["actor"], batch.next_obs)) + noise
     after = jnp.minimum(jnp.maximum(after, -1), 1)
     least = q_of(cfg, state.target_params["critic"], batch.next_obs, after).min(0)
+    if cfg.critic_bc is not None:
+        known = batch.extras[NEXT_ACTION]
+        least -= cfg.critic_bc * jnp.where(known["valid"], jnp.square(after - known["action"]).sum(1), 0.0)
     target = batch.reward + batch.discount * least  # a constant
 
     def critic_loss(critic):
@@ -86,8 +81,16 @@ def reference(cfg, state, batch, key):
     params = dict(state.params)
     params["critic"] = adam(params["critic"], jax.grad(critic_loss)(params["critic"]), cfg.lr)
 
+    of_policy = lambda actor: q_of(cfg, params["critic"], batch.obs, jnp.tanh(forward(actor, batch.obs)))[0]
+    size = mean(jnp.abs(of_policy(params["actor"])))  # a constant
+
     def actor_loss(actor):
-        return -mean(q_of(cfg, params["critic"], batch.obs, jnp.tanh(forward(actor, batch.obs)))[0])
+        apart = jnp.square(jnp.tanh(forward(actor, batch.obs)) - batch.action)
+        if cfg.bc_alpha is not None:
+            return mean(-cfg.bc_alpha / size * of_policy(actor) + apart.mean(1))
+        if cfg.actor_bc is not None:
+            return mean(-of_policy(actor) / size + cfg.actor_bc * apart.sum(1))
+        return -mean(of_policy(actor))
 
     loss, gradient = jax.value_and_grad(actor_loss)(params["actor"])
     params["actor"] = adam(params["actor"], gradient, cfg.actor_lr)
@@ -120,24 +123,6 @@ def test_one_update_by_hand(cfg):
         np.testing.assert_allclose(aux.metrics[name], want, rtol=1e-4, atol=1e-5, err_msg=name)
     np.testing.assert_allclose(aux.priority, priority, rtol=1e-4, atol=1e-5)
     assert int(after.updates) == 1
-
-
-@pytest.mark.slow
-def test_target_noise_is_clipped():
-    """Of deviation 0 the target is that of the policy's own action; a clip of 0 undoes any noise."""
-    _, state, batch = setting()
-    target = lambda cfg, key=KEY: float(update(cfg, state, batch, key)[1].metrics["value/target"])
-    quiet = target(dataclasses.replace(BASE, target_noise=0.0))
-    np.testing.assert_allclose(target(dataclasses.replace(BASE, target_noise_clip=0.0)), quiet, rtol=1e-5)
-    np.testing.assert_allclose(target(dataclasses.replace(BASE, target_noise=1e-6)), quiet, rtol=1e-4)
-    assert abs(target(BASE) - quiet) > 1e-3
-    assert target(BASE) != target(BASE, jax.random.key(9))
-    # so large a noise that every element of the action is at an end
-    wild = dataclasses.replace(BASE, target_noise=1e6, target_noise_clip=1e6)
-    ends = np.sign(np.asarray(critics.noise(KEY, N, (2,), None)))
-    q = q_of(BASE, state.target_params["critic"], batch.next_obs, jnp.asarray(ends)).min(0)
-    want = float(jnp.mean(batch.weight * (batch.reward + batch.discount * q)))
-    np.testing.assert_allclose(target(wild), want, rtol=1e-4)
 
 
 def test_policy_and_targets_every_few_steps():
@@ -195,18 +180,3 @@ def test_the_first_actions_are_near_0():
     algo, _, batch = setting()
     first = jax.jit(lambda obs: algo.act(algo.actor(algo.init(KEY)), obs, (), KEY, explore=False).action)
     assert np.abs(first(batch.obs)).max() < 0.05
-
-
-def test_noise_that_is_correlated_in_time_is_carried():
-    algo, state, batch = setting(dataclasses.replace(DDPG, exploration=OrnsteinUhlenbeck(sigma=0.1)))
-    carry = algo.carry(N)
-    assert_same(carry, jnp.zeros((N, 2)))
-    act = jax.jit(algo.act, static_argnames="explore")
-    best = act(algo.actor(state), batch.obs, carry, KEY, explore=False)
-    assert_same(best.carry, carry)
-    out = act(algo.actor(state), batch.obs, carry, KEY)
-    assert differ(out.carry, carry)
-    np.testing.assert_allclose(out.action, np.clip(best.action + out.carry, -1, 1), rtol=1e-5, atol=1e-6)
-
-
-# ---------------------------------------------------------------- void rows, devices, vmap

@@ -1,26 +1,21 @@
-"""VDN and QMIX: what their mixers can represent, acting by agent, memory, absent agents, refusals."""
+"""VDN and QMIX: their mixers by hand, acting by agent, absent agents, refusals; test_teams has what they learn."""
 
 import dataclasses
 import functools
 
 import fakes
-import games
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from fakes import assert_same, perturbed
 
-from jrl.algos import ppo, teams, vdn
-from jrl.algos.exploration import EpsilonGreedy, Random
-from jrl.envs.team import join_all_agents, joint_observation
-from jrl.envs.transform import transformed
+from jrl.algos import teams, vdn
+from jrl.algos.exploration import EpsilonGreedy
+from jrl.envs.team import joint_observation
 from jrl.errors import InputError
-from jrl.fields import hyper
 from jrl.networks import NetworkConfig
-from jrl.replay import ring, sequences
-from jrl.rollout import unroll
-from jrl.types import Batch, Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, element
+from jrl.types import Batch, Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete
 
 KEY = jax.random.key(3)
 AGENT = Dict((("obs", Box((3,))), ("state", Box((2,))), ("action_mask", MultiBinary((4,)))))
@@ -193,108 +188,6 @@ def test_without_ids_equal_observations_have_equal_values():
         algo = vdn.make(vdn.Config(agent_id=agent_id), SPEC, SMALL)
         q = np.asarray(jax.jit(lambda algo=algo: algo.outputs(algo.init(KEY), same))()["q"])[0]
         assert np.array_equal(q[0], q[1]) != agent_id
-
-
-# ---------------------------------------------------------------- exact answers
-
-
-def by_replay(algo, env, *, iterations, batch_size=128, length=16):
-    """From a key to (the State, its greedy return): collects, adds to replay and updates as often as it collects a row.
-
-    One program, as is `by_rollouts`: most of the time goes into compiling.
-    """
-    kinds = {"obs": element(env.spec.observation), "action": element(env.spec.action)}
-    sizes = {"capacity": 20_000, "num_envs": env.spec.num_envs, "batch_size": batch_size, "gamma": 0.99, "n_step": 1}
-    if algo.sequences:
-        kept = jax.eval_shape(lambda: algo.carry(1).memory)
-        extras = {"carry": jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), kept)}
-        buffer = sequences.make(**kinds, **sizes, length=6, burn_in=0, extras=extras)
-    else:
-        buffer = ring.make(**kinds, **sizes)
-    source = unroll.make(env, algo.act, length=length, carry=algo.carry)
-
-    def iteration(carry, key):
-        collecting, state, held = carry
-        keys = jax.random.split(key, 1 + length)
-        collecting, rollout, _ = source.step(collecting, algo.actor(state), keys[0])
-        state, held = algo.ingest(state, rollout), buffer.add(held, rollout)
-        update = lambda state, key: (algo.update(state, buffer.sample(held, key), key)[0], None)
-        return (collecting, jax.lax.scan(update, state, keys[1:])[0], held), None
-
-    @jax.jit
-    def run(key):
-        keys = jax.random.split(key, 3)
-        start = source.init(keys[0]), algo.init(keys[1]), buffer.init()
-        state = jax.lax.scan(iteration, start, jax.random.split(keys[2], iterations))[0][1]
-        return state, greedy_return(algo, env, state)
-
-    return run
-
-
-def by_rollouts(algo, env, *, iterations, length=16):
-    """From a key to (the State, its greedy return): collects and updates by turns."""
-    source = unroll.make(env, algo.act, length=length, carry=algo.carry)
-
-    def iteration(carry, key):
-        collecting, state = carry
-        keys = jax.random.split(key)
-        collecting, rollout, _ = source.step(collecting, algo.actor(state), keys[0])
-        return (collecting, algo.update(state, rollout, keys[1])[0]), None
-
-    @jax.jit
-    def run(key):
-        start = source.init(key), algo.init(key)
-        state = jax.lax.scan(iteration, start, jax.random.split(key, iterations))[0][1]
-        return state, greedy_return(algo, env, state)
-
-    return run
-
-
-def greedy_return(algo, env, state):
-    """The mean return of whole games without exploration; a game of two steps and its reset row is three rows."""
-    source = unroll.make(env, algo.act, length=60, carry=algo.carry, explore=False)
-    _, rollout, _ = source.step(jax.jit(source.init)(KEY), algo.actor(state), KEY)
-    return rollout.reward.sum() / (20 * env.spec.num_envs)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("mixer", "want"), [("sum", 7.0), ("qmix", 8.0)])
-def test_the_two_step_game_has_one_answer_for_each_mixer(mixer, want):
-    """Under uniform exploration the best sum for the second game is [[-1.5, 2.5], [2.5, 6.5]], whose greatest value is
-    below the 7 of the first; a monotone mixer represents [[0, 1], [1, 8]]. By least squares, so that it is exact."""
-    env = transformed(games.two_step(16), join_all_agents)
-    cfg = vdn.Config(mixer=mixer, exploration=Random(), lr=2e-3, target_update_every=100)
-    algo = vdn.make(cfg, env.spec, NetworkConfig(hidden=(32,)))
-    state, found = by_replay(algo, env, iterations=150, batch_size=32)(jax.random.key(0))
-    assert found == want
-    if mixer == "sum":  # the joint values of the second game
-        third = np.eye(3, dtype=np.float32)[2:]
-        obs = {"agents": np.stack([third, third], 1), "state": third, "present": np.ones((1, 2), np.int8)}
-        agent_q = np.asarray(jax.jit(algo.outputs)(state, obs)["q"])[0]
-        joint = agent_q[0][:, None] + agent_q[1][None]
-        np.testing.assert_allclose(joint, [[-1.5, 2.5], [2.5, 6.5]], atol=0.6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("core", ["gru", None])
-def test_each_agent_remembers(core):
-    """A coin is shown at the first step and asked for at the second: 2 with memory; without, both guess: 1."""
-    env = transformed(games.two_step(16, memory=True), join_all_agents)
-    cfg = vdn.Config(exploration=EpsilonGreedy(epsilon=0.3), lr=3e-3, target_update_every=50, mixer="qmix")
-    network = NetworkConfig(hidden=(16,), **({"core": hyper.Gru(size=8), "max_seq_len": 6} if core else {}))
-    algo = vdn.make(cfg, env.spec, network)
-    _, found = by_replay(algo, env, iterations=60, batch_size=16)(KEY)
-    assert found == 2.0 if core else found < 1.5, found
-
-
-@pytest.mark.slow
-def test_ppo_learns_for_a_team():
-    """PPO over the joint action of the two-step game: no code of its own; 7 or more."""
-    env = transformed(games.two_step(16), join_all_agents)
-    algo = ppo.make(ppo.Config(lr=3e-3, num_minibatches=2), env.spec, SMALL)
-    run = by_rollouts(algo, env, iterations=100, length=48)
-    for seed in range(3):
-        assert run(jax.random.key(seed))[1] >= 7.0, seed
 
 
 # ---------------------------------------------------------------- refusals

@@ -372,15 +372,12 @@ def test_names_are_checked():
 
 
 class Ending(Callbacks):
-    """Ends a run at its 20th step of an episode, at an evaluation, or at a row, in the way that `how` names."""
+    """Ends a run at the 20th step of an episode, after an evaluation, or after a row: `how`."""
 
     how = ""
 
     def on_episode_step(self, *, episode, **kwargs):
         return None if self.how != "step" else np.bool_(episode.length < 20)
-
-    def on_sample_end(self, *, samples, **kwargs):
-        return self.how != "sample"
 
     def on_evaluate_end(self, *, evaluation_metrics, **kwargs):
         return self.how != "evaluation"
@@ -388,18 +385,15 @@ class Ending(Callbacks):
     def on_train_result(self, *, result, **kwargs):
         if self.how == "done" and result["num_env_steps_sampled_lifetime"] >= 100:
             result["done"] = True
-        return self.how != "row"
+        return True
 
 
 @pytest.mark.parametrize(
     ("how", "reason"),
     [
         ("step", "Ending.on_episode_step returned False"),
-        ("sample", "Ending.on_sample_end returned False"),
         ("evaluation", "Ending.on_evaluate_end returned False"),
-        ("row", "Ending.on_train_result returned False"),
         ("done", "a callback set result['done']"),
-        ("", "env_steps reached 512"),
     ],
 )
 def test_a_callback_can_end_a_run(how, reason, tmp_path, monkeypatch, capsys):
@@ -414,7 +408,7 @@ def test_a_callback_can_end_a_run(how, reason, tmp_path, monkeypatch, capsys):
     rows = [json.loads(line) for line in (tmp_path / "run" / "result.jsonl").read_text().splitlines()]
     steps = rows[-1]["env_steps"]
     assert "done" not in rows[-1] and checkpoint.read_meta(checkpoint.locate(tmp_path / "run"))["env_steps"] == steps
-    assert (steps >= 500) == (how == "") and steps > 0
+    assert 0 < steps < 500
 
 
 @pytest.mark.slow

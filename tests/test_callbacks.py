@@ -371,15 +371,12 @@ def test_names_are_checked():
 
 
 class Ending(Callbacks):
-    """Ends a run at its 20th step of an episode, at an evaluation, or at a row, in the way that `how` names."""
+    """Ends a run at the 20th step of an episode, after an evaluation, or after a row: `how`."""
 
     how = ""
 
     def on_episode_step(self, *, episode, **kwargs):
         return None if self.how != "step" else np.bool_(episode.length < 20)
-
-    def on_sample_end(self, *, samples, **kwargs):
-        return self.how != "sample"
 
     def on_evaluate_end(self, *, evaluation_metrics, **kwargs):
         return self.how != "evaluation"
@@ -387,7 +384,7 @@ class Ending(Callbacks):
     def on_train_result(self, *, result, **kwargs):
         if self.how == "done" and result["num_env_steps_sampled_lifetime"] >= 100:
             result["done"] = True
-        return self.how != "row"
+        return True
 
 
 @pytest.mark.parametrize(

@@ -39,10 +39,6 @@ _FIRST = {"environment": "env", "callbacks": "callbacks_class", "framework": "fr
 _TABLE_ROWS = [row for rows in GROUPS.values() for row in rows]
 # arguments that are translated as in a file
 RULE_ARGUMENTS = {row.name for row in _TABLE_ROWS if row.ruled}
-_REPLAY_DOCS = {
-    "rollout_fragment_length": "steps of each environment before an update: sets train_every and updates_per_step of "
-    "replay_buffer_config; a given updates_per_step wins",
-}
 
 
 class _NotSet:
@@ -72,9 +68,8 @@ def build_arguments(algo: str) -> dict[str, dict[str, Argument]]:
                 shared[method] = known | shared.get(method, {})
         return shared
     config_class = algos.get_config_class(algo)
-    replays = learns_from(config_class) is not Fresh
     absent = {
-        "replay_buffer_config": not replays,
+        "replay_buffer_config": learns_from(config_class) is Fresh,
         "exploration_config": not hasattr(config_class, "exploration"),
         "minibatch_size": not hasattr(config_class, "num_minibatches"),
     }
@@ -85,11 +80,9 @@ def build_arguments(algo: str) -> dict[str, dict[str, Argument]]:
     for row in _TABLE_ROWS:
         name = row.argument or (row.name if row.by else "")
         for method in row.by.split() if not absent.get(name) else ():
-            made = (
-                Argument(None, int, NOT_SET, row.doc) if row.doc else _build_argument(row.key or row.ours, config_class)
-            )
-            doc = _REPLAY_DOCS.get(name, made.doc) if replays else made.doc
-            found[method][name] = made._replace(doc=doc)
+            key = row.key or ("" if row.doc else row.ours)
+            made = _build_argument(key, config_class) if key else Argument(None, int, NOT_SET, "")
+            found[method][name] = made._replace(doc=row.doc or made.doc)
     return found
 
 

@@ -284,9 +284,7 @@ class AlgorithmConfig:
     @classmethod
     def overrides(cls, **keywords: Any) -> dict[str, Any]:
         """Return settings as a tree, such as `evaluation_config=overrides(explore=False)`. Raises InputError."""
-        if not cls.algo_name:  # `evaluation` translates the names later
-            return dict(keywords)
-        return dict(cls().update_from_dict(keywords)._build_tree(defaults=False))
+        return cls.build_sections(keywords) if cls.algo_name else keywords  # `evaluation` translates the names later
 
     def to_dict(self) -> dict[str, Any]:
         """Return the complete tree, with defaults, for `from_dict`; without an algorithm `arguments()`."""

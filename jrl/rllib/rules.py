@@ -78,11 +78,7 @@ def _score_attr(job: Job, key: str, value: Any) -> None:
 def _env(job: Job, key: str, value: Any) -> None:
     path = None
     if is_named(value, "PolicyClient"):
-        return job.refuse(
-            key,
-            "PolicyClient runs in another program, which imports it from jrl/serve/client.py: the config of its server "
-            "has input: PolicyServerInput",
-        )
+        return job.refuse(key, "PolicyClient runs elsewhere: the config of its server has input: PolicyServerInput")
     if callable(value) or "<" in str(value) or ("." in str(value) and "-v" not in str(value)):
         path = registry.importable_name(value)
     if path is None and (not isinstance(value, str) or "<" in value):

@@ -184,7 +184,9 @@ GROUPS: dict[str, list[KeyRow]] = {
             doc="environments of each runner, or of this process without any: sets num_envs"),
         row("rollout_fragment_length sample_batch_size", "rollout.length, replay.train_every",
             "on-policy: a given train_batch_size wins; replay: one update for each round of fragments",
-            unless={NO_COLLECTION: lambda job, x: job.is_offline}, by="env_runners", key="rollout.length", ruled=True),
+            unless={NO_COLLECTION: lambda job, x: job.is_offline}, by="env_runners", key="rollout.length", ruled=True,
+            doc="steps of each environment in a rollout; with replay before an update: sets train_every and "
+            "updates_per_step of replay_buffer_config"),
         row("batch_mode", "rollout.batch_mode", by="env_runners",
             unless={"sequences from replay end with their episodes by themselves":
                     lambda job, x: x == "complete_episodes" and job.has_samples and job.core}),

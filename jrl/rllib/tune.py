@@ -284,9 +284,3 @@ def __getattr__(name: str) -> Any:
     if found is None:
         raise AttributeError(f"jrl.api.tune and ray.tune have no {name}")
     return found
-
-
-def __dir__() -> list[str]:
-    return sorted(
-        {*_import_tune().__all__, "Tuner", "resources", "run", "trainable", "with_parameters", "with_resources"}
-    )

@@ -189,12 +189,6 @@ def test_names_that_ask_for_what_happens_by_itself():
     assert "replay_mode: dropped: independent" in said
 
 
-def test_a_config_without_an_algorithm_hands_its_policies_on():
-    shared = AlgorithmConfig().multi_agent(policies={"p0": {"lr": 0.1}}, policy_mapping_fn=by_number)
-    made = PPOConfig().environment(ENV).update_from_dict(shared)
-    assert made.to_dict()["multi_agent"]["policies"] == {"p0": {"algo": {"lr": 0.1}}}
-
-
 def rllibs(agent_obs, worker, base_env, policies, episode, **kwargs):
     return agent_obs
 

@@ -59,9 +59,7 @@ class ClientInference:
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "jrl-weights")
         self._listing: dict[str, Any] | None = None
         self._constants: dict[str, np.ndarray] = {}
-        self._program: TracedProgram | None = None  # operations that depend on weights alone
-        self._sent: list[int] = []  # values of `_program` that clients get
-        self._first = 0  # number of the first of these values in the client's program
+        self._compute: Callable[[PyTree], list[np.ndarray]]  # weights -> constants of the program
         self._file: tuple[int, bytes] = -1, b""
 
     def request(self, inference: Inference) -> concurrent.futures.Future[tuple[dict[str, Any], int, bytes]]:
@@ -72,7 +70,7 @@ class ClientInference:
             if self._listing is None:
                 self._listing = self._build_listing(weights)
             if self._file[0] != weights.version:
-                self._file = weights.version, self._pack_weights(weights)
+                self._file = weights.version, self._pack_weights(weights, self._listing["program"]["inputs"])
             return self._listing, *self._file
 
         return self._thread.submit(build)
@@ -115,9 +113,10 @@ class ClientInference:
         try:
             # the program's memory includes that of a value network, because the learner starts with it
             program = trace(outputs, Tuple((self._spec.observation, self._memory)), no_memory, (actor,))
-            rest = self._split(program)
-            listing, _ = npz.list_operations(rest._replace(constants=self._compute_values(actor)))
-            self._first = len(rest.inputs)
+            rest, sent, self._compute = _split(program)
+            listing, _ = npz.list_operations(
+                rest._replace(constants=dict(zip(sent, self._compute(actor), strict=True)))
+            )
             to_env = None
             if self._to_env is not None:
                 convert = self._to_env
@@ -150,37 +149,36 @@ class ClientInference:
             fields["low"], fields["high"] = (np.asarray(bound).tolist() for bound in leaf.bounds())
         return fields
 
-    def _split(self, program: TracedProgram) -> TracedProgram:
-        """Return the program without operations on weights alone, such as schedules, which the server computes."""
-        known = {*program.constants}
-        here, rest = [], []
-        for op in program.operations:
-            sizes = (size for i in op.outputs for size in program.types[i].shape)
-            if known.issuperset(op.inputs) and not any(map(export.is_symbolic_dim, sizes)):
-                here.append(op)
-                known.update(op.outputs)
-            else:
-                rest.append(op)
-        needed = {*program.outputs, *(i for op in rest for i in op.inputs)}
-        self._sent = [i for i in program.types if i in known and i in needed]
-        self._program = program._replace(operations=tuple(here))
-        return program._replace(operations=tuple(rest))
-
-    def _compute_values(self, actor: PyTree) -> dict[int, np.ndarray]:
-        """Return the arrays that clients get, by number."""
-        program, leaves = self._program, jax.tree.leaves(actor)
-        assert program is not None
-        weights = {number: np.asarray(leaves[i]) for number, i in program.weights}
-        values = program._replace(inputs=(), outputs=tuple(self._sent), constants=program.constants | weights)()
-        return {i: np.asarray(x) for i, x in zip(self._sent, values, strict=True)}
-
-    def _pack_weights(self, weights: Weights) -> bytes:
-        values = self._compute_values(jax.device_get(weights.actor)).values()
-        arrays = {f"policy/{i}": npz.to_numpy_dtype(x) for i, x in enumerate(values, self._first)}
+    def _pack_weights(self, weights: Weights, first: int) -> bytes:
+        values = self._compute(jax.device_get(weights.actor))
+        arrays = {f"policy/{i}": npz.to_numpy_dtype(x) for i, x in enumerate(values, first)}
         buffer = io.BytesIO()
         every: dict[str, Any] = {"version": np.int64(weights.version), **self._constants, **arrays}
         np.savez(buffer, allow_pickle=False, **every)
         return buffer.getvalue()
+
+
+def _split(program: TracedProgram) -> tuple[TracedProgram, list[int], Callable[[PyTree], list[np.ndarray]]]:
+    """Return (program without operations on weights alone, numbers of its constants, function weights -> constants)."""
+    known = {*program.constants}
+    here, rest = [], []  # the server computes schedules and the like, which numpy may lack
+    for op in program.operations:
+        sizes = (size for i in op.outputs for size in program.types[i].shape)
+        if known.issuperset(op.inputs) and not any(map(export.is_symbolic_dim, sizes)):
+            here.append(op)
+            known.update(op.outputs)
+        else:
+            rest.append(op)
+    needed = {*program.outputs, *(i for op in rest for i in op.inputs)}
+    sent = [i for i in program.types if i in known and i in needed]
+    own = program._replace(inputs=(), outputs=tuple(sent), operations=tuple(here))
+
+    def compute(actor: PyTree) -> list[np.ndarray]:
+        leaves = jax.tree.leaves(actor)
+        weights = {number: np.asarray(leaves[i]) for number, i in program.weights}
+        return [np.asarray(x) for x in own._replace(constants=program.constants | weights)()]
+
+    return program._replace(operations=tuple(rest)), sent, compute
 
 
 def build_best_choice(act: Callable[..., ActOut]) -> Callable[..., tuple[PyTree, PyTree]]:

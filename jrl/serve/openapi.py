@@ -90,22 +90,18 @@ ROUTES = (
 )  # fmt: skip
 
 
-def build_document(
-    observations: Sequence[Space], actions: Sequence[Space], agents: Mapping[str, Any] = {}, *, max_episodes: int,
-    has_token: bool = False,
-) -> dict[str, Any]:  # fmt: skip
+def build_document(agents: Sequence[tuple[str, Any]], *, max_episodes: int, has_token: bool = False) -> dict[str, Any]:
     """Return the OpenAPI document of a server.
 
     Args:
-      observations: observation spaces of all policies and agents.
-      actions: action spaces of all policies and agents.
-      agents: agents of episodes with several agents, by name.
+      agents: names and `ServedAgent`s of all policies; "" is the name of the agent of an episode with a single agent.
       max_episodes: maximum number of episodes in a request.
       has_token: whether requests need a token.
     """
+    is_multi_agent = any(name for name, _ in agents)
     paths: dict[str, Any] = {}
     for route in ROUTES:
-        paths[route.path] = {route.method.lower(): _describe_route(route, is_multi_agent=bool(agents))}
+        paths[route.path] = {route.method.lower(): _describe_route(route, is_multi_agent=is_multi_agent)}
     paths["/v1/health"]["get"]["security"] = []
     paths["/v1/weights"]["get"]["responses"]["204"] = {"description": "the weights have this version"}
     return {
@@ -114,7 +110,7 @@ def build_document(
         "security": [{"token": []}] if has_token else [],
         "paths": paths,
         "components": {
-            "schemas": _build_components(observations, actions, agents, max_episodes),
+            "schemas": _build_components(agents, max_episodes),
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
@@ -165,13 +161,12 @@ def _build_model_schema(model: type[pydantic.BaseModel]) -> dict[str, Any]:
     return link(model.model_json_schema())
 
 
-def _build_components(
-    observations: Sequence[Space], actions: Sequence[Space], agents: Mapping[str, Any], max_episodes: int
-) -> dict[str, Any]:
+def _build_components(agents: Sequence[tuple[str, Any]], max_episodes: int) -> dict[str, Any]:
+    observations, actions = ([getattr(agent, name) for _, agent in agents] for name in ("observation", "action"))
     number: dict[str, Any] = {"type": "number"}
     bounded = {**number, "minimum": -LARGEST, "maximum": LARGEST}
     by_agent = lambda build: {
-        "type": "object", "properties": {name: build(agent) for name, agent in agents.items()},
+        "type": "object", "properties": {name: build(agent) for name, agent in agents if name},
         "additionalProperties": False,
     }  # fmt: skip
     by_episode = lambda schema: {

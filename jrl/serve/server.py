@@ -490,12 +490,9 @@ class Server:
         return Response("".join(lines), media_type="text/plain; version=0.0.4")
 
     def openapi(self, call: Call) -> dict[str, Any]:
-        named_agents = [pair for policy in self.by_name.values() for pair in policy.agents.items()]
-        return openapi.build_document(
-            [agent.observation for _, agent in named_agents], [agent.action for _, agent in named_agents],
-            {name: agent for name, agent in named_agents if name != SINGLE},
-            max_episodes=self._cfg.max_batch, has_token=self.address.token is not None,
-        )  # fmt: skip
+        agents = [pair for policy in self.by_name.values() for pair in policy.agents.items()]
+        has_token = self.address.token is not None
+        return openapi.build_document(agents, max_episodes=self._cfg.max_batch, has_token=has_token)
 
 
 class _RouteApp:

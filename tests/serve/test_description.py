@@ -16,8 +16,8 @@ from jrl.types import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 @pytest.mark.parametrize("token", [False, True])
 def test_the_description_of_several_agents_is_openapi(token):
-    agents = {name: types.SimpleNamespace(observation=Box((2,)), action=Discrete(3)) for name in ("a", "b")}
-    document = openapi.build_document([Box((2,))], [Discrete(3)], agents, max_episodes=4, has_token=token)
+    agents = [(name, types.SimpleNamespace(observation=Box((2,)), action=Discrete(3))) for name in ("a", "b")]
+    document = openapi.build_document(agents, max_episodes=4, has_token=token)
     openapi_spec_validator.validate(document)
     routes = {path: route for path, methods in document["paths"].items() for route in methods.values()}
     needed = {path for path, route in routes.items() if route.get("security", document["security"])}

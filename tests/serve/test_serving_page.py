@@ -7,6 +7,7 @@ import re
 import shlex
 import signal
 import threading
+import types
 from pathlib import Path
 
 import pytest
@@ -74,7 +75,8 @@ def test_the_commands(tmp_path, monkeypatch, capsys):
 
 
 def test_routes_keys_and_rows_of_the_page():
-    document = openapi.build_document([Box((4,))], [Discrete(2)], max_episodes=8)
+    agent = types.SimpleNamespace(observation=Box((4,)), action=Discrete(2))
+    document = openapi.build_document([("", agent)], max_episodes=8)
     told = set(re.findall(r"^\| `(GET|POST) (/v1/[^`]+)` \|", PAGE, re.M))
     there = {
         (method.upper(), path.replace("{id}", "ID"))

@@ -143,7 +143,7 @@ def watched(
         asked = plan.policies.watches_games or (callback_list is not None and callback_list.needs_episodes)
         from jrl.rollout.watch import Watch
 
-        source = Watch(source, recorder.stitch, [], plan.columns, keep_record=asked, extras=True)
+        source = Watch(source, recorder.stitch, [], plan.columns, keep_record=asked)
     if callback_list and by_callbacks:  # episodes as they were collected, rollouts as they are learned from
         source = callback_list.watch(source, plan.columns, batches=not whole)
     if whole:

@@ -44,8 +44,8 @@ def _list_arrays(store: EpisodeStore) -> Iterator[tuple[str, np.ndarray, bool]]:
     yield from ((f"action {path}".strip(), x, False) for path, _, x in store.actions())
     yield "reward", store.reward, False
     for name, tree in store.columns.items():
-        for describe_rows, x in jax.tree.leaves_with_path(tree):
-            yield " ".join(["column", name, *(str(key.key) for key in describe_rows)]), x, False
+        for path, x in jax.tree.leaves_with_path(tree):
+            yield " ".join(["column", name, *(str(key.key) for key in path)]), x, False
 
 
 def find_rows(store: EpisodeStore, x: np.ndarray, wrong: Mask, final: bool) -> np.ndarray:

@@ -190,8 +190,10 @@ class Complete(Wrapper):
         live = (np.arange(length + limit)[:, None] < [len(x) for x in whole]) & ~_shift(last)
         terminated = np.concatenate([np.zeros((limit, num), bool), rollout.terminated, np.zeros((1, num), bool)])
         is_terminated = last & np.take_along_axis(terminated, index, 0)
-        obs, action, reward, extras = self._take_rows(rows, rollout.last_obs, index)
-        self._waiting = self._take_rows(rows, rollout.last_obs, _to_array(waiting, limit))
+        after = (rollout.last_obs, *jax.tree.map(lambda x: x[-1], rows[1:]))
+        whole_rows = jax.tree.map(lambda *x: np.concatenate([*x[:2], x[2][None]]), self._waiting, rows, after)
+        obs, action, reward, extras = self._take_rows(whole_rows, index)
+        self._waiting = self._take_rows(whole_rows, _to_array(waiting, limit))
         self._count = np.array([len(x) for x in waiting], np.int32)
         return Rollout(
             obs=obs,
@@ -207,25 +209,15 @@ class Complete(Wrapper):
             count=np.array([len(x) for x in whole], np.int32),
         )
 
-    def _take_rows(self, rows: PyTree, last_obs: PyTree, index: np.ndarray) -> PyTree:
-        """Returns rows by their numbers `index` [N, B], see `_pack`."""
-        num = index.shape[1]
+    def _take_rows(self, rows: PyTree, index: np.ndarray) -> PyTree:
+        """Returns the rows with the numbers `index` [N, B] of each column, see `_pack`."""
         obs, action, _, extras = rows
-        columns = [
-            *find_leaf_columns(self._agents, num, (obs, action), {}),
-            None,
-            *find_leaf_columns(self._agents, num, (), extras),
-        ]
-        after = (last_obs, *jax.tree.map(lambda x: x[-1], rows[1:]))
+        num = index.shape[1]
+        columns = find_leaf_columns(self._agents, num, (obs, action), {})
+        columns += [None, *find_leaf_columns(self._agents, num, (), extras)]
         leaves, structure = jax.tree.flatten(rows)
-        parts = zip(jax.tree.leaves(self._waiting), leaves, jax.tree.leaves(after), columns, strict=True)
-        columns_index = np.arange(num)
-        taken = [
-            np.concatenate([old, new, final[None]])[
-                index if own is None else index[:, own], columns_index[: new.shape[1]]
-            ]
-            for old, new, final, own in parts
-        ]
+        by_leaf = [index if own is None else index[:, own] for own in columns]
+        taken = [x[i, np.arange(x.shape[1])] for x, i in zip(leaves, by_leaf, strict=True)]
         return jax.tree.unflatten(structure, taken)
 
     def discontinue(self) -> None:

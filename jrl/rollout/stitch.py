@@ -128,48 +128,28 @@ class _Rows(NamedTuple):
     reset_infos: Sequence[Any] | None = None  # [B]
 
 
+@dataclasses.dataclass
 class Stitch:
-    """Builds the episodes of B columns from consecutive rollouts.
+    """Builds the episodes of columns from consecutive rollouts."""
 
-    Args:
-      num_envs: B, number of columns.
-      take: called with each episode that has ended or was cut, column by column.
-      moments: functions called at the moments of episodes.
-      agents: names of the A agents of an environment; (): a single agent.
-      policies: policy of each column of a block of games, with several agents; blocks repeat.
-      kinds: kinds of agents, see `EnvSpec.kinds`.
-      games: build games of all agents; False: build an episode for each agent.
-      named: (number of a policy) -> its name, if rollouts have `POLICY_ID`.
-      history: number of steps that an episode keeps; None: all; 0: observations and actions are not fetched.
-      extras: (extras of a rollout) -> extras of the episodes.
-      first: number of the first column.
-      worker_index, in_evaluation: attributes of the episodes.
-      iteration: () -> present iteration, for new episodes.
-    """
+    num_envs: int  # B, number of columns
+    _: dataclasses.KW_ONLY
+    take: Callable[[Any], Any] = lambda episode: None  # gets each episode that has ended or was cut, by column
+    moments: Moments | None = None  # functions called at the moments of episodes
+    agents: Sequence[str] = ()  # names of the A agents of an environment; (): a single agent
+    policies: Sequence[str] = ()  # with several agents: policy of each column of a block of games; blocks repeat
+    kinds: Sequence[tuple[int, ...]] = ()  # kinds of agents, see `EnvSpec.kinds`
+    games: bool = False  # build games of all agents; False: an episode for each agent
+    named: Callable[[int], str] | None = None  # number of a policy -> its name, if rollouts have `POLICY_ID`
+    history: int | None = None  # steps that an episode keeps; None: all; 0: observations and actions are not fetched
+    extras: Callable[[Mapping[str, PyTree]], dict[str, PyTree]] = lambda extras: {}  # a rollout's -> an episode's
+    first: int = 0  # number of the first column
+    worker_index: int = 0  # attribute of the episodes, as `in_evaluation`
+    in_evaluation: bool = False
+    iteration: Callable[[], int] = lambda: 0  # present iteration, for new episodes
 
-    def __init__(
-        self,
-        num_envs: int,
-        *,
-        take: Callable[[Any], Any] | None = None,
-        moments: Moments | None = None,
-        agents: Sequence[str] = (),
-        policies: Sequence[str] = (),
-        kinds: Sequence[tuple[int, ...]] = (),
-        games: bool = False,
-        named: Callable[[int], str] | None = None,
-        history: int | None = None,
-        extras: Callable[[Mapping[str, PyTree]], dict[str, PyTree]] = lambda extras: {},
-        first: int = 0,
-        worker_index: int = 0,
-        in_evaluation: bool = False,
-        iteration: Callable[[], int] = lambda: 0,
-    ):
-        self._take, self._moments, self._games, self._named = take, moments, games, named
-        self._agents, self._policies, self._history, self._extras = agents, policies, history, extras
-        self._first, self._worker_index, self._in_evaluation = first, worker_index, in_evaluation
-        self._iteration, self._num_envs, self._kinds = iteration, num_envs, kinds
-        self._columns_by_kind = spaces.split_by_kind(kinds, np.arange(num_envs))
+    def __post_init__(self) -> None:
+        self._columns_by_kind = spaces.split_by_kind(self.kinds, np.arange(self.num_envs))
         # column -> (its kind, its index among the columns of that kind)
         self._kind_index = {
             c: (k, j) for k, own in enumerate(self._columns_by_kind) for j, c in enumerate(own.tolist())
@@ -180,11 +160,11 @@ class Stitch:
 
     def _forget_resets(self) -> None:
         self._reset_infos: dict[int, Any] = {}  # column -> info of a reset whose episode has no step yet
-        self._has_begun = np.zeros(self._num_envs, bool)
+        self._has_begun = np.zeros(self.num_envs, bool)
 
     def reset(self) -> None:
         """Cuts the unfinished episodes, as after a reset of all environments."""
-        self._cut(np.zeros(self._num_envs, bool), np.zeros(self._num_envs, bool))
+        self._cut(np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool))
         self._forget_resets()
 
     def unfinished(self) -> list[Episode]:
@@ -213,18 +193,16 @@ class Stitch:
             rows = rows._replace(contiguous=np.full_like(rows.contiguous, goes_on))
         self._cut(rows.contiguous, rows.mask[0] | (rows.count == 0))
         pieces = self._build_pieces(rows, self._split_by_kind(block))
-        units: Sequence[Piece] = (
-            self._build_game_pieces(rows, pieces) if self._games else [piece for _, piece in pieces]
-        )
-        if self._moments is not None:
-            with self._moments.lock:
-                _call_moments(units, self._moments)
+        units: Sequence[Piece] = self._build_game_pieces(rows, pieces) if self.games else [piece for _, piece in pieces]
+        if self.moments is not None:
+            with self.moments.lock:
+                _call_moments(units, self.moments)
         for unit in units:
             unit.advance(unit.stop)
             if unit.goes_on:
                 unit.detach()
-            elif self._take is not None:
-                self._take(unit.episode)
+            else:
+                self.take(unit.episode)
         if infos is not None:
             for b in np.flatnonzero(~rows.mask[-1]).tolist():
                 self._reset_infos[b] = _latest_reset(rows, len(rows.mask), b) or self._reset_infos.get(b)
@@ -232,38 +210,36 @@ class Stitch:
     def _fetch(self, rollout: Rollout, infos: Any) -> tuple[_Rows, Steps]:
         """Returns the flags and the steps of all columns [T, B, *], on the host."""
         obs, last_obs, action = rollout.obs, rollout.last_obs, rollout.action
-        if self._history == 0:
+        if self.history == 0:
             obs = last_obs = action = None
-        elif self._named is not None:
+        elif self.named is not None:
             obs, last_obs = obs[OBS], last_obs[OBS]
         raw: Any = {name: getattr(rollout, name) for name in ("reward", "terminated", "truncated")} | {"length": None}
         raw = rollout.extras.get(RAW_STEPS, raw)
-        over = raw["over"][:, :: len(self._agents)] if "over" in raw else rollout.over
+        over = raw["over"][:, :: len(self.agents)] if "over" in raw else rollout.over
         rows = _Rows(
             rollout.mask, raw["terminated"], raw["truncated"], rollout.contiguous, rollout.count, raw["length"],
-            over if self._games else None, rollout.extras[POLICY_ID] if self._named is not None else None,
+            over if self.games else None, rollout.extras[POLICY_ID] if self.named is not None else None,
         )  # fmt: skip
-        steps = Steps(obs, action, raw["reward"], self._extras(rollout.extras))
+        steps = Steps(obs, action, raw["reward"], self.extras(rollout.extras))
         rows, steps, last_obs = jax.device_get((rows, steps, last_obs))
         obs = jax.tree.map(lambda x, last: np.concatenate([x, last[None]]), steps.obs, last_obs)
         if rows.count is None:
-            rows = rows._replace(count=np.full(self._num_envs, len(rows.mask)))
+            rows = rows._replace(count=np.full(self.num_envs, len(rows.mask)))
         return rows._replace(infos=infos), steps._replace(obs=obs, infos=infos or ())
 
     def _cut(self, contiguous: np.ndarray, continued: np.ndarray) -> None:
         goes_on = contiguous & continued
         for b in sorted(b for b in self._open if not goes_on[b]):
-            episode = self._open.pop(b)
-            if self._take is not None:
-                self._take(episode)
+            self.take(self._open.pop(b))
         if self._open_games:
-            by_game = lambda x: x.reshape(-1, len(self._agents))
+            by_game = lambda x: x.reshape(-1, len(self.agents))
             goes_on = by_game(contiguous).all(-1) & by_game(continued).any(-1)
             self._open_games = {g: game for g, game in self._open_games.items() if goes_on[g]}
 
     def _split_by_kind(self, block: Steps) -> list[Steps]:
         """Returns the steps of each kind of agents."""
-        if not self._kinds:
+        if not self.kinds:
             return [block]
         blocks = []
         for k, own in enumerate(self._columns_by_kind):
@@ -290,22 +266,22 @@ class Stitch:
 
     def _build_episode(self, rows: _Rows, start: int, b: int) -> Episode:
         episode = Episode(None, None, np.zeros(0, np.float32), False, False)
-        self._set_facts(episode, self._first + b, 0 if rows.length is None else int(rows.length[start, b]) - 1)
-        episode.history, episode.reset_info = self._history, self._find_reset_info(rows, start, b)
-        episode.kind, episode.iteration = self._kind_index[b][0], self._iteration()
-        if self._agents:
-            agent = self._agents[(self._first + b) % len(self._agents)]
+        self._set_facts(episode, self.first + b, 0 if rows.length is None else int(rows.length[start, b]) - 1)
+        episode.history, episode.reset_info = self.history, self._find_reset_info(rows, start, b)
+        episode.kind, episode.iteration = self._kind_index[b][0], self.iteration()
+        if self.agents:
+            agent = self.agents[(self.first + b) % len(self.agents)]
             episode.agent_id, episode.policy_id = agent, self._find_policy(rows, start, b)
         return episode
 
     def _set_facts(self, episode: Any, column: int, begin: int) -> None:
-        episode.env_index, episode.begin = column // max(1, len(self._agents)), begin
-        episode.worker_index, episode.in_evaluation = self._worker_index, self._in_evaluation
+        episode.env_index, episode.begin = column // max(1, len(self.agents)), begin
+        episode.worker_index, episode.in_evaluation = self.worker_index, self.in_evaluation
 
     def _find_policy(self, rows: _Rows, t: int, b: int) -> str:
-        if self._named is None:
-            return self._policies[(self._first + b) % len(self._policies)]
-        return self._named(int(rows.policy[t, b]))
+        if self.named is None:
+            return self.policies[(self.first + b) % len(self.policies)]
+        return self.named(int(rows.policy[t, b]))
 
     def _find_reset_info(self, rows: _Rows, start: int, b: int) -> Any:
         """Returns the info of the reset before the episode of column `b`."""
@@ -318,7 +294,7 @@ class Stitch:
         return info if rows.infos is None else info or {}
 
     def _build_game_pieces(self, rows: _Rows, pieces: list[tuple[int, Piece]]) -> list[GamePiece]:
-        size = len(self._agents)
+        size = len(self.agents)
         by_game: dict[int, list[Piece]] = {}
         for b, piece in pieces:
             by_game.setdefault(b // size, []).append(piece)
@@ -331,9 +307,9 @@ class Stitch:
             if game is None:
                 first = [piece for piece in own if piece.start == start]
                 is_whole = all(piece.begins and not piece.episode.begin for piece in first)
-                policies = {agent: self._find_policy(rows, start, g * size + k) for k, agent in enumerate(self._agents)}
+                policies = {agent: self._find_policy(rows, start, g * size + k) for k, agent in enumerate(self.agents)}
                 game = GameEpisode(policies)
-                self._set_facts(game, self._first + g * size, int(not is_whole))
+                self._set_facts(game, self.first + g * size, int(not is_whole))
             if goes_on:
                 self._open_games[g] = game
             truncated = any(piece.stop == stop and piece.ends is not None and piece.ends[1] for piece in own)

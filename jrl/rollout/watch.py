@@ -10,7 +10,7 @@ import numpy as np
 from jrl.rollout.source import Wrapper
 from jrl.rollout.stitch import Stitch
 from jrl.rollout.unroll import RAW_STEPS
-from jrl.types import POLICY_ID, Episodes, Key, PyTree, Rollout, drop_stale_normalized_obs
+from jrl.types import Episodes, Key, PyTree, Rollout, drop_stale_normalized_obs
 
 
 class Watch(Wrapper):
@@ -22,7 +22,6 @@ class Watch(Wrapper):
       batches: functions (watch, rollout) -> rollout that replaces it, or None for no change.
       num_envs: number of columns of the source.
       keep_record: keep `RAW_STEPS` in the rollout, for the learner.
-      extras: whether episodes have the other outputs of `Algo.act`.
     """
 
     def __init__(
@@ -33,10 +32,9 @@ class Watch(Wrapper):
         num_envs: int,
         *,
         keep_record: bool = False,
-        extras: bool = False,
     ):
         super().__init__(source)
-        self._keep_record, self._extras = keep_record, extras
+        self._keep_record = keep_record
         self._build_stitch, self._batches, self._num_envs = stitch, list(batches), num_envs
         self._stitches: dict[int, Stitch] = {}  # by env runner; 0 without env runners
         self._latest: dict[int, tuple[int, int]] = {}  # env runner -> (restarts, number) of its latest rollout
@@ -62,8 +60,7 @@ class Watch(Wrapper):
             return
         # a runner's rollout can be in any block of columns, but its episodes belong to the runner
         share = self._num_envs // len(blocks)
-        extras = {name: x for name, x in rollout.extras.items() if self._extras or name in (RAW_STEPS, POLICY_ID)}
-        host = jax.device_get(dataclasses.replace(rollout, carry=(), extras=extras))
+        host = jax.device_get(dataclasses.replace(rollout, carry=()))
         for block, index in sorted((x, i) for i, x in enumerate(blocks) if x is not None):
             runner, restarts, number = block
             if runner not in self._stitches:

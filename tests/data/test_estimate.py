@@ -93,16 +93,6 @@ def test_the_command_weighs_the_episodes_by_what_the_policy_does(trained, capsys
     assert found["gamma"] == 0.5 and found["judged"] == "its best actions"
 
 
-@pytest.mark.slow
-def test_the_command_prints_a_table_of_all_methods(trained, capsys):
-    run, path = trained
-    assert main(["estimate", str(run), str(path), "--updates", "20", "--explore", "--episodes", "30"]) == 0
-    out = capsys.readouterr().out
-    assert [line.split()[0] for line in out.splitlines() if " .. " in line] == ["is", "wis", "pdis", "dm", "dr"]
-    assert "mean return of the data" in out and re.search(r"effective sample size +[\d.]+ of 30 episodes", out)
-    assert "did not come to a true end: dm, dr count what comes behind" in out
-
-
 @pytest.mark.parametrize(
     ("change", "arguments", "message"),
     [
@@ -222,8 +212,11 @@ def test_probabilities_are_those_of_acting_step_by_step(action, observation, cor
         assert found.choices.shape == (held.num_rows, 2, 5)
 
 
-@pytest.mark.parametrize("exploration", [EpsilonGreedy(epsilon=0.4), SoftQ(temperature=0.5), SoftQ(temperature=0.0)])
-@pytest.mark.parametrize("explore", [True, False])
+@pytest.mark.parametrize(
+    ("exploration", "explore"),
+    [(EpsilonGreedy(epsilon=0.4), True), (EpsilonGreedy(epsilon=0.4), False), (SoftQ(temperature=0.5), True),
+     (SoftQ(temperature=0.0), True)],
+)  # fmt: skip
 def test_the_distribution_of_choices_is_that_of_acting(exploration, explore):
     spec = EnvSpec(MASKED, Discrete(3), 1)
     algo = dqn.make(dqn.Config(exploration=exploration), spec, NetworkConfig(hidden=(8,)))

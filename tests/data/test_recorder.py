@@ -124,28 +124,6 @@ def test_what_is_written_is_what_was_acted_on(name, tmp_path, known):
 
 
 @pytest.mark.slow
-def test_agents_have_episodes_of_their_own(tmp_path):
-    cfg = {
-        "algo": {"name": "ppo", "num_epochs": 1, "num_minibatches": 1},
-        "env": {"id": "MultiAgentCartPole-v1", "num_envs": 2, "options": {"num_agents": 2}},
-        "multi_agent": {"mapping": "by_agent"},
-        "network": {"hidden": [8]},
-        "rollout": {"length": 32},
-        "run": {"log": []},
-        "data": {"output": {}},
-        "stop": {"env_steps": 1_000},
-    }
-    store = collected(cfg, tmp_path, calls=3)
-    assert store.num_steps <= 3 * 32 * 4
-    assert set(store.labels["agent"]) == set(store.labels["policy"]) == {"agent_0", "agent_1"}
-    assert set(store.labels["env"]) == {0, 1}
-    assert store.columns["log_prob"].shape == (store.num_rows,)
-    for episode in store.episodes():
-        assert episode.obs.shape == (len(episode.reward) + 1, 4)
-        assert (episode.columns["log_prob"] < 0).all()
-
-
-@pytest.mark.slow
 def test_agents_of_games_that_do_not_wait_have_their_own_steps(tmp_path, known):
     game = {"env": {"id": "games:Numbered", "num_envs": 2}, "multi_agent": {"mapping": "by_agent"}}
     own = {"network": {"hidden": [8]}, "run": {"log": []}, "data": {"output": {}}, "stop": {"env_steps": 1_000}}

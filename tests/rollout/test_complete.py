@@ -102,17 +102,6 @@ def test_rollouts_hold_exactly_the_episodes_that_were_played(played):
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(reports), jax.device_get(whole_reports))
 
 
-def test_a_rollout_has_the_episodes_that_its_call_finished(played):
-    _, reports, whole, _ = played
-    for i, (rollout, report) in enumerate(zip(whole, reports)):
-        found = [e for c in range(B) for e in packed_episodes(rollout, c)]
-        assert len(found) == int(report.count), i
-        rewards = [sum(float(row[2]) for row in e[:-1]) for e in found]
-        np.testing.assert_allclose(sum(rewards), report.return_sum, rtol=1e-5)
-        np.testing.assert_allclose(max(rewards), report.return_max, rtol=1e-5)
-        assert sum(len(e) - 1 for e in found) == int(report.length_sum)
-
-
 def test_what_a_rollout_says_beside_its_rows(played):
     plain, _, whole, _ = played
     for before, rollout in zip(plain, whole):

@@ -340,11 +340,9 @@ def test_infos_are_not_kept_unless_asked_for():
     env.close()
 
 
-@pytest.mark.parametrize("ready", [False, True])
-def test_infos_of_a_pool(ready):
+def test_infos_of_a_pool():
     """EnvPool counts the steps of an episode itself; two pools side by side, collected in a thread."""
-    shape = {"batch_size": 2} if ready else {"host": True}
-    pools = [envs.make("CartPole-v1", backend="envpool", num_envs=4, seed=s, **shape) for s in (0, 1)]
+    pools = [envs.make("CartPole-v1", backend="envpool", num_envs=4, seed=s, host=True) for s in (0, 1)]
     parts = [sources.make(p, choose, key=jax.random.key(0), length=8, record=True, record_infos=True) for p in pools]
     device = jax.local_devices()[0]
     mesh = parallel.make_mesh(1)

@@ -155,9 +155,7 @@ def test_json_is_one_error(data, tmp_path, capsys):
     assert found.count("\n") == 1 and "--config: expected JSON such as" in found and len(found) < 400
 
 
-def test_many_errors_are_cut(tmp_path):
-    found = errors(config.load, write(tmp_path / "x.yaml", "".join(f"learning_rat{i}: 1\n" for i in range(5_000))))
-    assert len(found) < 30 and "unknown key learning_rat20, and 4,979 more" in found
+def test_many_errors_are_cut():
     long = {"lr": "x" * 10_000, "y" * 200: 1}
     with pytest.raises(InputError) as e:
         config.from_dict(schema.merge(BASE, {"algo": long, "env": {"id": "z" * 10_000}}))

@@ -48,7 +48,6 @@ READERS = {
     "serve": (serve.main, ["--no-learn"]),
     "serve --token-file": (serve.main, ["--no-learn", "run", "--token-file"]),
 }
-BAD = ["{tmp}/fifo", "x" * 5_000, "a\0b", "$NOT_SET_ANYWHERE/x", "~no_such_user/x"]
 
 
 @pytest.fixture
@@ -76,9 +75,8 @@ def refused(main, argv, capsys):
 def test_what_cannot_be_written_is_one_error_and_nothing_is_left(here, capsys, name):
     main, words, suffix = WRITERS[name]
     before = sorted(here.iterdir())
-    for path in (*BAD, "/dev/full", "{tmp}/file/x", "/proc/x/y", ""):
-        ending = "" if path in ("", "/dev/full", "{tmp}/fifo") else suffix
-        refused(main, [*words, path.format(tmp=here) + ending], capsys)
+    for path in (f"{here}/fifo", f"{here}/file/x{suffix}", f"$NOT_SET_ANYWHERE/x{suffix}"):
+        refused(main, [*words, path], capsys)
     assert sorted(here.iterdir()) == before
 
 
@@ -86,10 +84,25 @@ def test_what_cannot_be_written_is_one_error_and_nothing_is_left(here, capsys, n
 def test_what_cannot_be_read_is_one_error(here, capsys, name):
     main, words = READERS[name]
     before = sorted(here.iterdir())
-    for path in (*BAD, "/dev/zero", "{tmp}/missing"):
+    for path in (f"{here}/fifo", f"{here}/missing", "$NOT_SET_ANYWHERE/x"):
         *rest, last = [*words, ""] if not words or not words[-1].endswith("=") else words
-        refused(main, [*rest, last + path.format(tmp=here)], capsys)
+        refused(main, [*rest, last + path], capsys)
     assert sorted(here.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("", "expected a path, got ''"), ("a\0b", "expected a path"), ("x" * 5_000, "File name too long"),
+        ("$NOT_SET_ANYWHERE/x", "the variable 'NOT_SET_ANYWHERE' is not set"), ("~no_such_user/x", "there is no user"),
+        ("fifo", "got a pipe"), ("/dev/full", "got a device"), ("file/x", "a part of its path is a file"),
+        ("/proc/x/y", "cannot write to /proc/x/y"),
+    ],
+)  # fmt: skip
+def test_what_is_no_path_names_the_option_and_the_fix(here, path, message):
+    with pytest.raises(InputError, match=f"^--out: .*{message}") as e:
+        resolve(path, "--out", "new file")
+    assert len(str(e.value)) < 400
 
 
 def test_home_and_variables_are_expanded_once(here, monkeypatch):

@@ -1,7 +1,8 @@
 """Parts that A2C, PPO, IMPALA and APPO share: policy and value networks, values of a rollout, rows of a loss."""
 
+import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import jax.numpy as jnp
 from flax import struct
@@ -117,24 +118,6 @@ class Rows:
     weight: Array  # f32, 0 on masked rows, 1 on average
 
 
-class Estimation(parts.RewardClipping, Protocol):
-    """The fields of a Config that `gae_rows` reads."""
-
-    gamma: float
-    gae_lambda: float
-    normalize_advantage: bool
-
-
-class Corrections(Protocol):
-    """The fields of a Config that `vtrace` reads."""
-
-    gamma: float
-    vtrace_lambda: float
-    clip_rho: float
-    clip_c: float
-    clip_pg_rho: float
-
-
 def networks(cfg: Any, observer: Observer, network: NetworkConfig) -> ActorCritic:
     """Returns the networks of an actor-critic algorithm's Agent."""
     return make(observer.spec, network, observer.mask)
@@ -151,16 +134,12 @@ def init(cfg: Common, agent: Agent, key: Key) -> State:
     return agents.begin(cfg, agent, key, agent.net.init(key))
 
 
-def policy(cfg: Common, agent: Agent, actor: ActorState, obs: PyTree, memory: PyTree, explore: bool):
-    """Returns the distribution of actions [B]."""
-    dist, _, memory = agent.net.step(actor.params, obs, memory)
-    return dist, memory, {}
-
-
-def policy_and_value(cfg: Common, agent: Agent, actor: ActorState, obs: PyTree, memory: PyTree, explore: bool):
-    """Returns the distribution of actions [B], and V(obs) for the rollout's extras."""
+def policy(
+    cfg: Common, agent: Agent, actor: ActorState, obs: PyTree, memory: PyTree, explore: bool, record_value: bool = False
+):
+    """Returns the distribution of actions [B], the memory, and extras: V(obs) with `record_value`."""
     dist, value, memory = agent.net.step(actor.params, obs, memory)
-    return dist, memory, {"value": value}
+    return dist, memory, {"value": value} if record_value else {}
 
 
 def outputs(cfg: Common, agent: Agent, state: State, obs: PyTree) -> dict[str, Any]:
@@ -188,7 +167,7 @@ def make_algo(
         cfg,
         agent,
         init=init,
-        policy=policy_and_value if record_value else policy,
+        policy=functools.partial(policy, record_value=record_value),
         update=update,
         outputs=outputs,
         memory=agent.net.carry,
@@ -251,7 +230,7 @@ def make_rows(
     return Rows(obs, action, advantage, target, weight), metrics
 
 
-def gae_rows(cfg: Estimation, agent: Agent, state: State, rollout: Rollout) -> tuple[Rows, Array, PyTree, Metrics]:
+def gae_rows(cfg: Any, agent: Agent, state: State, rollout: Rollout) -> tuple[Rows, Array, PyTree, Metrics]:
     """Returns Rows [T, B] with generalised advantage estimates, V(obs_t) [T, B], recurrent states and metrics."""
     (value, memory), done = values(agent, state, rollout), rollout.terminated | rollout.truncated
     reward = parts.scale_reward(cfg, state.return_stats, rollout.reward)
@@ -279,7 +258,7 @@ def choice(agent: Agent, obs: PyTree) -> Array | None:
     return None if mask is None else spaces.any_choice(agent.spec.action, mask)
 
 
-def vtrace(cfg: Corrections, reward, terminated, done, value, log_rho) -> returns.VTrace:
+def vtrace(cfg: Any, reward, terminated, done, value, log_rho) -> returns.VTrace:
     """Calls `returns.vtrace` with the config's hyper-parameters."""
     return returns.vtrace(
         reward,

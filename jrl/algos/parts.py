@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol, get_args
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +17,6 @@ from jrl.ops.collectives import pmean
 from jrl.types import COUNTS_STEP, Array, Batch, Box, Key, Metrics, PyTree, Rollout, Space
 
 _SATURATED = 2**32 - 1  # environment steps are counted in uint32 on the device and stay there, should they get that far
-
-
-class RewardClipping(Protocol):
-    """The field of a Config that `scaled_reward` reads."""
-
-    normalize_reward_clip: float | None
 
 
 def with_default_init(network: NetworkConfig, default: NetworkConfig) -> NetworkConfig:
@@ -123,7 +117,7 @@ def observe_returns(stats: PyTree, rollout: Rollout, axis_name: str | None) -> P
     return normalize.update(stats, rollout.extras["running_return"], weight, axis_name=axis_name)
 
 
-def scale_reward(cfg: RewardClipping, stats: PyTree, reward: Array) -> Array:
+def scale_reward(cfg: Any, stats: PyTree, reward: Array) -> Array:
     """Returns rewards divided by the deviation of the discounted return and clipped; unchanged without statistics.
 
     Without a bound, one rare reward after many small ones would be a target thousands of deviations away. An n-step

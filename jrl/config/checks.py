@@ -109,7 +109,7 @@ def _value(cfg: Any, key: str) -> Any:
 
 
 # values that change nothing
-_UNSET: tuple[Any, ...] = (None, False, 0, (), {}, "sync", "auto", "truncate_episodes", "independent")
+_UNSET: tuple[Any, ...] = (None, False, 0, (), {}, "sync", "auto", "device", "truncate_episodes", "independent")
 
 
 def _excluded(cause: str, when: Callable[[Any], Any], reasons: Mapping[str, str], message: str) -> list[Row]:
@@ -168,7 +168,6 @@ def _acts_nowhere(cfg: Any) -> bool:
     return not cfg.env.id and cfg.external is None
 
 
-_OF_DATA_ALONE = f"data.{{}}: it is for runs that learn from data.input alone, and data.input names {SAMPLER}: {{}}"
 # fmt: off
 _DATA = (
     Row("data.input algo.name", _input_fault),
@@ -200,17 +199,16 @@ _DATA = (
         )),
     Row("data.input replay.batch_size", lambda c: _is_mixed(c) and len(shares(c.data)) > c.replay.batch_size,
         "data.input: there are more inputs than rows of a batch: raise replay.batch_size"),
-    Row("data.validation data.input", lambda c: _is_mixed(c) and c.data.validation > 0,
-        _OF_DATA_ALONE.format("validation", "leave it out, and judge by evaluation.every")),
-    Row("data.validation_batches data.input",
-        lambda c: _is_mixed(c) and c.data.validation_batches != datasets.DataConfig().validation_batches,
-        _OF_DATA_ALONE.format("validation_batches", "leave it out")),
-    Row("data.updates_per_iteration data.input", lambda c: _is_mixed(c) and c.data.updates_per_iteration is not None,
-        _OF_DATA_ALONE.format(
-            "updates_per_iteration", "use replay.updates_per_step, the updates for each environment step"
-        )),
-    Row("data.placement data.input", lambda c: _is_mixed(c) and c.data.placement == "host",
-        _OF_DATA_ALONE.format("placement", "here the data are on the devices, beside replay: leave it out")),
+    *_excluded(
+        "data.input",
+        _is_mixed,
+        {
+            "data.validation": "leave it out, and judge by evaluation.every",
+            "data.updates_per_iteration": "use replay.updates_per_step, the updates for each environment step",
+            "data.placement": "here the data are on the devices, beside replay: leave it out",
+        },
+        f"{{key}}: it is for runs that learn from data.input alone, and data.input names {SAMPLER}: {{why}}",
+    ),
     *_excluded(
         "data.input",
         _has_data_alone,

@@ -16,7 +16,7 @@ import types
 import typing
 from typing import Annotated, Any, Literal, NamedTuple
 
-from annotated_types import Ge, Gt, Interval, Len
+from annotated_types import Ge, Gt, Interval
 
 INT32, UINT32, INT64 = 2**31 - 1, 2**32 - 1, 2**63 - 1
 MOST_STEPS = 2**24  # environments, and steps of each, in one rollout: more do not fit any machine
@@ -32,8 +32,8 @@ Share = Annotated[float, Interval(gt=0, le=1)]
 Positive = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]
 Clip = Annotated[float, Interval(gt=0, le=math.inf)]  # a clipping bound; inf: not clipped
-UnitSchedule = Annotated[Schedule, Interval(ge=0, le=1), Len(1, 1000)]
-NonNegativeSchedule = Annotated[Schedule, Ge(0), Len(1, 1000)]
+UnitSchedule = Annotated[Schedule, Interval(ge=0, le=1)]
+NonNegativeSchedule = Annotated[Schedule, Ge(0)]
 Seconds = Annotated[float, Interval(gt=0, le=1e9)]  # a timeout: the platform's clocks take no more than 9e9
 Count = Annotated[int, Interval(ge=1, le=INT32)]
 Amount = Annotated[int, Interval(ge=0, le=INT32)]
@@ -42,8 +42,8 @@ DeviceSteps = Annotated[int, Interval(ge=0, le=UINT32)]  # steps that programs c
 Processes = Annotated[int, Interval(ge=0, le=10_000)]
 Few = Annotated[int, Interval(ge=1, le=1000)]  # number of things that each need a program or a network
 Width = Annotated[int, Interval(ge=1, le=MOST_STEPS)]
-Name = Annotated[str, Len(0, 200)]  # name of a policy, class, module, ...
-Widths = Annotated[tuple[Width, ...], Len(0, 100)]
+Name = str  # name of a policy, class, module, ...
+Widths = tuple[Width, ...]
 
 
 class Formerly(NamedTuple):

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Annotated, Any, Literal
 
-from annotated_types import Interval, Len
+from annotated_types import Interval
 
 from jrl.fields.bounds import Count, Few, Name, Positive, Unit, Width, Widths
 from jrl.fields.validation import section
@@ -90,7 +90,7 @@ class NetworkConfig:
     head_hidden: Widths = ()  # widths of each head's own dense layers, after the torso
     shared: bool = False  # one torso for policy and value
     # parts of a Dict observation, such as state or goal/velocity, for value and critics only, not for the policy
-    value_inputs: Annotated[tuple[Name, ...], Len(0, 100)] = ()
+    value_inputs: tuple[Name, ...] = ()
     dtype: Literal["float32", "bfloat16"] = "float32"  # dtype of the layers; parameters and outputs are float32
     # initial weights. orthogonal; lecun: normal, variance 1 / inputs, flax's default; uniform: in +-1 / sqrt(inputs),
     # biases too, torch's default; null: the algorithm's own, see the table of docs/networks.md

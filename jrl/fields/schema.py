@@ -26,8 +26,6 @@ from jrl.fields.validation import is_required as is_required
 from jrl.fields.validation import section_class as section_class
 from jrl.fields.validation import tree_docs as tree_docs
 
-_MOST_HINTS = 20  # unknown keys with a "did you mean"
-
 
 class Problem(NamedTuple):
     key: str  # dotted
@@ -116,12 +114,10 @@ def build(
     if unknown:
         valid = [*_keys({**hints(cls), **swap}, cls, data, prefix), *known]
         by_answer: dict[str, Problem] = {}  # only the first key of each answer: net_arch.pi and net_arch.vf share one
-        for key in unknown[:_MOST_HINTS]:
+        for key in unknown:
             message = f"unknown key {shown(key)}: {_hint(key, valid, synonyms, answer)}"
             by_answer.setdefault(answer(key) or key, Problem(key, message))
         problems += by_answer.values()
-    if more := unknown[_MOST_HINTS:]:  # each search for a similar key takes milliseconds
-        problems.append(Problem(more[0], f"unknown key {shown(more[0])}, and {len(more) - 1:,} more"))
     problems += [Problem(prefix + ".".join(map(str, path)), message) for path, message in faults if message]
     values, faults = validation.checked(cls, _without(data, [path for path, _ in faults]), prefix, changed)
     return None if faults else cls(**values)

@@ -24,7 +24,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, dataclass_transform
 
-from annotated_types import Ge, Len, MaxLen
+from annotated_types import Ge
 
 from jrl.errors import InputError, did_you_mean, short, shown
 from jrl.fields.bounds import (
@@ -42,10 +42,8 @@ from jrl.fields.bounds import (
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-_LIMITS: Any = {"allow_inf_nan": False, "str_max_length": 4096, "arbitrary_types_allowed": True}
-_RANGES = (
-    "greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number", "too_long", "too_short",
-)  # fmt: skip
+_LIMITS: Any = {"allow_inf_nan": False, "arbitrary_types_allowed": True}
+_RANGES = ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number")
 Swap = tuple[tuple[str, Any], ...]  # (field, annotation that replaces the field's own)
 
 
@@ -177,16 +175,14 @@ def _strict(hint: Any, default: Any = None, metadata: tuple[Any, ...] = ()) -> A
     from pydantic import AfterValidator, AllowInfNan, BeforeValidator, Field, StrictBool, WrapValidator
 
     origin, args = typing.get_origin(hint), typing.get_args(hint)
-    ranges = tuple(item for item in metadata if not isinstance(item, Len))
     if hint is bool:
         return StrictBool
     if hint is int or hint is float:
-        infinite = [AllowInfNan(True)] if any(getattr(item, "le", None) == math.inf for item in ranges) else []
-        return Annotated[hint, *ranges, *infinite, WrapValidator(_check_number)]
+        infinite = [AllowInfNan(True)] if any(getattr(item, "le", None) == math.inf for item in metadata) else []
+        return Annotated[hint, *metadata, *infinite, WrapValidator(_check_number)]
     if hint == Points:
-        lengths = [MaxLen(item.max_length) for item in metadata if isinstance(item, Len) and item.max_length]
-        points: Any = tuple[tuple[_strict(float, None, (Ge(0),)), _strict(float, None, ranges)], ...]  # type: ignore[misc]  # a type made at run time
-        return Annotated[points, Field(fail_fast=True), *lengths, AfterValidator(_check_order), _Json(_allow_line)]
+        points: Any = tuple[tuple[_strict(float, None, (Ge(0),)), _strict(float, None, metadata)], ...]  # type: ignore[misc]  # a type made at run time
+        return Annotated[points, Field(fail_fast=True), AfterValidator(_check_order), _Json(_allow_line)]
     if _is_dataclass(hint):
         return Annotated[typed_dict(hint), WrapValidator(functools.partial(_build_section, hint, default))]
     if names := choices(hint):
@@ -380,16 +376,12 @@ def _message(place: _Place, errors: list[Any], prefix: str) -> str:
         return f"{key}: expected text for keys, got {short(errors[0]['input'])}: quote it"
     if "schedule" in by_type:
         return f"{key}: {by_type['schedule']['msg']}, got {short(value)}"
-    if longer := by_type.get("string_too_long"):
-        return f"{key}: expected text of at most {longer['ctx']['max_length']:,} characters, got {short(value)}"
     outside = next((error["input"] for error in errors if error["type"] in _RANGES), None)
     is_infinite = isinstance(outside, float) and math.isinf(outside)
     x = outside if is_number(outside) and not is_infinite else None
     expected, got = describe(hint, x, lone=outside is not None and is_number(value)), short(value)
     if is_infinite:
         expected = expected.replace("a ", "a finite ", 1)
-    if longer := by_type.get("too_long"):
-        expected, got = f"a list of at most {longer['ctx']['max_length']} entries", f"{len(value):,}"
     if isinstance(value, float) and (rounded := in_float32(value)) != value and abs(rounded) in (0, math.inf):
         got += f", which is {rounded:g} in float32"
     has_default = outside is not None and place.default is not dataclasses.MISSING

@@ -16,7 +16,7 @@ from jrl import config
 from jrl.config import Sizes, datasets
 from jrl.config.argument import given
 from jrl.errors import EnvironmentFailed, InputError, RunnersLost
-from jrl.fields import paths, plain_yaml
+from jrl.fields import paths, schema
 from jrl.host import command, files, interruption, output, runtime
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ def _read_row_keys(text: str | None) -> dict[str, Any]:
 def _parse_mapping(text: str) -> dict[str, Any] | None:
     """Returns a mapping from JSON; None: the text is not a mapping."""
     try:
-        parsed = plain_yaml.parse_json(text)
+        parsed = schema.parse_json(text)
     except ValueError:
         return None
     return parsed if isinstance(parsed, dict) else None

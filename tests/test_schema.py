@@ -8,7 +8,7 @@ import yaml
 
 from jrl import config
 from jrl.config import EnvConfig
-from jrl.fields import schema
+from jrl.fields import schema, validation
 from jrl.fields.bounds import Schedule
 
 
@@ -72,15 +72,15 @@ def test_dump_aligns_comments_behind_the_leaves():
 
 
 def test_docs_are_the_comments_of_the_fields():
-    assert schema.docs(PPO) == {"lr": "step size of Adam", "gamma": "discount"}
-    assert schema.docs(EnvConfig)["clip_rewards"].startswith("null: sign for Atari only; false: not clipped")
+    assert validation.docs(PPO) == {"lr": "step size of Adam", "gamma": "discount"}
+    assert validation.docs(EnvConfig)["clip_rewards"].startswith("null: sign for Atari only; false: not clipped")
 
 
 @pytest.mark.parametrize(
     "cls", [getattr(config, n) for n in config.__all__ if n.endswith("Config") or n == "RunSettings"]
 )
 def test_every_field_is_documented_or_a_section(cls):
-    undocumented = {f.name for f in dataclasses.fields(cls)} - set(schema.docs(cls))
+    undocumented = {f.name for f in dataclasses.fields(cls)} - set(validation.docs(cls))
     assert undocumented <= {
         "env", "network", "rollout", "evaluation", "checkpoint", "devices", "env_runners", "run", "runtime", "custom",
     }  # fmt: skip
@@ -92,7 +92,7 @@ def test_inherited_docs_and_literals_of_a_subclass():
         lr: Schedule = 1.0
         mode: Literal["a", "b"] = "a"  # which "#1" to use
 
-    assert schema.docs(Child) == {"lr": "step size of Adam", "gamma": "discount", "mode": 'which "#1" to use'}
+    assert validation.docs(Child) == {"lr": "step size of Adam", "gamma": "discount", "mode": 'which "#1" to use'}
 
 
 # ---------------------------------------------------------------- sections of several kinds

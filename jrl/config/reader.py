@@ -33,8 +33,7 @@ from jrl.fields import schema, shipped, validation
 from jrl.fields.bounds import Count, is_number
 from jrl.fields.data import Fresh, learns_from
 from jrl.fields.paths import resolve, resolve_glob
-from jrl.fields.plain_yaml import as_plain
-from jrl.fields.schema import Problem
+from jrl.fields.schema import Problem, as_plain
 from jrl.host import files
 
 # help text of --drop
@@ -106,7 +105,7 @@ def to_yaml(cfg: RunConfig, *, origins: Mapping[str, str] | None = None) -> str:
     data = to_dict(cfg)
     if origins is None:
         return schema.dump(data)
-    docs = schema.tree_docs(cfg)
+    docs = validation.tree_docs(cfg)
     comments = {k: "; ".join(filter(None, [origins.get(k, "default"), docs.get(k)])) for k in schema.flatten(data)}
     return schema.dump(data, comments)
 

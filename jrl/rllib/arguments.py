@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from jrl import algos
 from jrl.config.sections import RunConfig
-from jrl.fields import schema
+from jrl.fields import validation
 from jrl.fields.data import Fresh, learns_from
 from jrl.rllib.table import GROUPS
 
@@ -102,15 +102,15 @@ _hints = functools.cache(typing.get_type_hints)
 
 def _build_argument(key: str, algo_config: type) -> Argument:
     section, _, name = key.partition(".")
-    cls = algo_config if section == "algo" else schema.section_class(_hints(RunConfig)[section])
+    cls = algo_config if section == "algo" else validation.section_class(_hints(RunConfig)[section])
     assert cls is not None
-    docs = schema.docs(cls)
+    docs = validation.docs(cls)
     if not name:  # a dict of a whole section
-        describe = lambda field: "required" if schema.is_required(field) else repr(schema.default_of(field))
+        describe = lambda field: "required" if validation.is_required(field) else repr(validation.default_of(field))
         keys = "; ".join(f"{f.name} ({describe(f)}): {docs.get(f.name, '')}" for f in _list_fields(cls))
         return Argument(key, dict[str, Any], {}, f"{inspect.getdoc(cls)} Keys: {keys}")
     field = next(f for f in dataclasses.fields(cls) if f.name == name)
-    default = NOT_SET if schema.is_required(field) else schema.default_of(field)
+    default = NOT_SET if validation.is_required(field) else validation.default_of(field)
     return Argument(key, _hints(cls)[name], default, docs.get(name, ""))
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from jrl.config import datasets, plan, sections
 from jrl.errors import InputError, counted, short
-from jrl.fields import schema
+from jrl.fields import schema, validation
 from jrl.fields.bounds import INT64, is_number
 from jrl.fields.data import DataSets, Fresh, learns_from, traits
 from jrl.rllib import policy_server
@@ -42,7 +42,7 @@ _OF_SAMPLES = {"batch_size", "n_step", "burn_in", "frame_stack"}
 _DEFAULTS = {
     name: {f.name: f.default for f in dataclasses.fields(cls)}
     for name, hint in typing.get_type_hints(sections.RunConfig).items()
-    if (cls := schema.section_class(hint))
+    if (cls := validation.section_class(hint))
 }
 
 

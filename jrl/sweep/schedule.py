@@ -17,7 +17,7 @@ import yaml
 from annotated_types import Interval
 
 from jrl.errors import InputError
-from jrl.fields import plain_yaml, schema
+from jrl.fields import schema
 from jrl.fields.bounds import Steps, Unit
 from jrl.fields.validation import section
 from jrl.sweep.space import Space
@@ -133,7 +133,7 @@ def parse_scheduler(text: str) -> Scheduler | None:
         raise InputError(f"--scheduler {text}: expected none, asha, pbt, or a scheduler with settings: asha(eta=4)")
     try:
         pairs = [part.split("=") for part in inside.removesuffix(")").split(",") if part.strip()]
-        settings = {key.strip(): plain_yaml.parse(value) for key, value in pairs}
+        settings = {key.strip(): schema.parse(value) for key, value in pairs}
         if len(settings) < len(pairs):
             raise ValueError("repeated setting")
     except (ValueError, yaml.YAMLError) as e:
@@ -147,4 +147,4 @@ def parse_scheduler(text: str) -> Scheduler | None:
 
 def format_point(values: Mapping[str, Any]) -> str:
     """Return a member's values as typed, without the seed; members of the same point have the same text."""
-    return ", ".join(f"{key}={plain_yaml.flow(value)}" for key, value in values.items() if key != "run.seed")
+    return ", ".join(f"{key}={schema.flow(value)}" for key, value in values.items() if key != "run.seed")

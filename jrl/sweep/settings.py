@@ -9,7 +9,7 @@ from annotated_types import Interval
 from jrl import config
 from jrl.config import RunConfig, Sizes, checks
 from jrl.errors import InputError, short, shown
-from jrl.fields import plain_yaml, schema
+from jrl.fields import schema
 from jrl.fields.bounds import Few
 from jrl.fields.validation import section
 from jrl.sweep import schedule
@@ -167,7 +167,7 @@ def check_spaces(cfg: RunConfig, sweep_plan: SweepPlan) -> None:
     for key, space in sweep_plan.spaces.items():
         for value in space.values or (space.to_value(0.0), space.to_value(1 - 1e-9)):
             try:
-                config.override(data, [f"{key}={plain_yaml.flow(value)}"])
+                config.override(data, [f"{key}={schema.flow(value)}"])
             except InputError as e:
                 errors |= dict.fromkeys(e.errors)
     if errors:

@@ -21,7 +21,7 @@ import numpy as np
 import yaml
 
 from jrl.errors import InputError, short, shown
-from jrl.fields import plain_yaml
+from jrl.fields import schema
 
 MAX_POINTS = 100_000  # of a sweep
 _KINDS = ("choice", "uniform", "log", "int", "pow2", "logit")
@@ -118,7 +118,7 @@ def parse_space(key: str, text: str) -> Space | None:
     kind, inside = match.groups()
     typed = f"{shown(key)}={shown(text)}"
     try:
-        values = plain_yaml.parse(f"[{inside}]")
+        values = schema.parse(f"[{inside}]")
     except yaml.YAMLError:
         values = []
     values = values if isinstance(values, list) else []

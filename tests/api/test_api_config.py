@@ -11,7 +11,7 @@ import jrl
 from jrl import algos, api, config, registry
 from jrl.api import Algorithm, AlgorithmConfig, DQNConfig, PPOConfig, SACConfig
 from jrl.errors import InputError
-from jrl.fields import schema
+from jrl.fields import schema, validation
 from jrl.fields.data import DataSets, learns_from
 from jrl.migrate import KEYS, migrate
 
@@ -77,7 +77,7 @@ def test_arguments_come_from_the_sections():
     assert signature.parameters["lr"].default == fields["lr"].default
     assert signature.parameters["clip_eps"].kind is inspect.Parameter.KEYWORD_ONLY
     text = inspect.getdoc(PPOConfig.training)
-    for name, doc in schema.docs(algos.get_config_class("ppo")).items():
+    for name, doc in validation.docs(algos.get_config_class("ppo")).items():
         if name != "exploration":
             assert f"{name}: {doc}" in text
     assert "num_atoms" in inspect.signature(DQNConfig.training).parameters

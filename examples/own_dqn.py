@@ -53,7 +53,7 @@ def policy(cfg: Config, agent: agents.Agent, actor: agents.ActorState, obs: Any,
 
 def update(cfg: Config, agent: agents.Agent, state: agents.State, batch: Batch, key: Key):
     """Makes one step that brings Q(obs, action) nearer to reward + discount max Q'(next_obs)."""
-    batch = critics.read(cfg, batch, lambda obs: agent.observer.see(state.obs_stats, obs), state.return_stats)
+    batch = critics.read(cfg, agent, state, batch)
     (after,) = agent.net.apply(state.target_params, batch.next_obs)
     best = ops.masked_q(after, agent.observer.mask(batch.next_obs)).max(-1)
     target = batch.reward + batch.discount * best

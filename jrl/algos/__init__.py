@@ -54,20 +54,8 @@ from jrl.fields.data import DataSets, Replay, learns_from, traits
 from jrl.fields.hyper import NetworkConfig
 
 _MODULES = {
-    "ppo": "jrl.algos.ppo",
-    "a2c": "jrl.algos.a2c",
-    "impala": "jrl.algos.impala",
-    "appo": "jrl.algos.appo",
-    "dqn": "jrl.algos.dqn",
-    "iqn": "jrl.algos.iqn",
-    "vdn": "jrl.algos.vdn",
-    "pqn": "jrl.algos.pqn",
-    "sac": "jrl.algos.sac",
-    "td3": "jrl.algos.td3",
-    "iql": "jrl.algos.iql",
-    "bc": "jrl.algos.bc",
-    "marwil": "jrl.algos.marwil",
-    "dt": "jrl.algos.dt",
+    name: f"jrl.algos.{name}"
+    for name in ("ppo", "a2c", "impala", "appo", "dqn", "iqn", "vdn", "pqn", "sac", "td3", "iql", "bc", "marwil", "dt")
 }
 
 

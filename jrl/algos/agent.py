@@ -25,7 +25,7 @@ import optax
 from flax import struct
 
 from jrl import registry, spaces
-from jrl.algos import custom_loss, exploration, parts, sequences
+from jrl.algos import custom_loss, exploration, parameter_noise, parts, sequences
 from jrl.algos import observer as observers
 from jrl.algos.exploration import Exploration, Explorer, ParameterNoise, Stochastic
 from jrl.algos.observer import Observer
@@ -158,8 +158,6 @@ def make(
     if loss is not None:
         registry.check_call(loss, "custom.loss", ("default", "net", "params", "batch"))
     if isinstance(cfg.exploration, ParameterNoise):
-        from jrl.algos import parameter_noise
-
         parameter_noise.refuse_memory(cfg.exploration, network)
     exploration.make(cfg.exploration, spec.action, kinds=(kind,))  # only to raise its errors now
     observer = observers.make(spec, network, normalize_obs=cfg.normalize_obs, axis_name=axis_name)
@@ -191,8 +189,6 @@ def begin(
       own: state of this algorithm only, by name.
     """
     if isinstance(cfg.exploration, ParameterNoise):
-        from jrl.algos import parameter_noise
-
         own |= parameter_noise.init_noise(cfg.exploration, key)
     optimizer = agent.optimizer(cfg)
     opt_state = {name: optimizer.init(part) for name, part in params.items()} if by_part else optimizer.init(params)
@@ -222,8 +218,6 @@ def actor(cfg: Common, agent: Agent, state: State) -> ActorState:
     """Returns the parts of a State that acting needs."""
     params, noisy = acting_params(state), ()
     if isinstance(cfg.exploration, ParameterNoise):
-        from jrl.algos import parameter_noise
-
         noisy = parameter_noise.perturb(cfg.exploration, state.own, params, state.env_steps)
     return ActorState(params, state.obs_stats, state.env_steps if explorer(cfg, agent).reads_env_steps else (), noisy)
 
@@ -431,8 +425,6 @@ def adapted(cfg: Common, agent: Agent, policy: Callable[..., Array], state: Stat
     """Returns the State with parameter noise adapted to a rollout; see `parameter_noise.adapt`."""
     if not isinstance(cfg.exploration, ParameterNoise):
         return state
-    from jrl.algos import parameter_noise
-
     last_obs = agent.observer.see(state.obs_stats, rollout.last_obs)
     return parameter_noise.adapt(
         cfg.exploration,

@@ -1,7 +1,4 @@
-"""Numbers that follow from a RunConfig: rows, sequences, batches, gradient steps.
-
-Derived numbers are never stored in the config, of which `Sizes` reads attributes only.
-"""
+"""Numbers that follow from a RunConfig, such as rows, batches and gradient steps. The config never stores them."""
 
 import dataclasses
 import functools
@@ -13,28 +10,27 @@ from jrl.config import datasets, policy_mapping
 from jrl.errors import counted
 from jrl.fields.data import traits
 
-# rows, and updates from replay, in one call of a fused program
-_ROWS_PER_CALL = 16_384
-_UPDATES_PER_CALL = 256
-_UPDATES_FROM_DATA = 2_500  # in one call of a program that collects nothing
-_STEPS_TOLD = 256  # of a call in which a mapping is asked for each game
-LENGTH = 128  # steps per environment and iteration, unless the config says otherwise
-SEQUENCE = 20  # steps that are learned from in a sequence from replay, unless the config says otherwise
-STEPS_PER_REPORT = 1_000  # of a run without an end
+_ROWS_PER_CALL = 16_384  # most rows in one call of a fused program
+_UPDATES_PER_CALL = 256  # most updates from replay in one call
+_UPDATES_FROM_DATA = 2_500  # most updates in one call of a run from data alone
+_STEPS_BY_GAME = 256  # most steps in one call if a mapping is called per game
+LENGTH = 128  # default steps per environment and iteration
+SEQUENCE = 20  # default steps of a sequence from replay that are learned from
+STEPS_PER_REPORT = 1_000  # steps between result rows of a run without an end
 
 
 class Passes(NamedTuple):
-    """Passes of an algorithm over rollouts: fields of its Config, with the value of one that it does not have."""
+    """Passes of an algorithm over rollouts: fields of its Config, with defaults for Configs without them."""
 
     num_minibatches: int | None = None
     num_epochs: int = 1
-    circular_buffer_num_batches: int = 1  # rollouts that are kept
-    circular_buffer_iterations_per_batch: int = 1  # of them learned from for each new one
+    circular_buffer_num_batches: int = 1  # kept rollouts
+    circular_buffer_iterations_per_batch: int = 1  # updates per new rollout, each on one kept rollout
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sizes:
-    """Sizes of a run or of one policy's part of it, as far as its config decides them. Rows are over all devices."""
+    """Sizes of a run, or of one policy's part of it, that its config decides. Rows are over all devices."""
 
     cfg: Any
 
@@ -53,7 +49,7 @@ class Sizes:
 
     @functools.cached_property
     def counted_columns(self) -> int:
-        """Returns what a step of all environments counts: the environments, or agents if `count_steps_by` says so."""
+        """Returns the counted steps in a step of all environments: environments, or agents with `count_steps_by`."""
         return self.columns if self.cfg.rollout.count_steps_by == "agent_steps" else self.cfg.env.num_envs
 
     @functools.cached_property
@@ -67,10 +63,9 @@ class Sizes:
 
     @functools.cached_property
     def in_step(self) -> bool:
-        """Returns whether each rollout has as many steps of every environment.
+        """Returns whether each rollout has equally many steps of every environment.
 
-        It has not with whole episodes, environments that do not wait for each other, clients, and env runners, which
-        may be replaced.
+        Not with whole episodes, environments that do not wait for each other, clients, or env runners (replaceable).
         """
         cfg = self.cfg
         waits = cfg.env.waits and cfg.external is None
@@ -78,35 +73,33 @@ class Sizes:
 
     @functools.cached_property
     def sequence_length(self) -> int:
-        """Returns the steps of the sequences that are learned from; 1 where the network has no memory."""
+        """Returns the steps of the sequences for learning; 1 if the network has no memory."""
         if not self.cfg.network.recurrent:
             return 1
         return self.cfg.network.max_seq_len or (self.length if self.cfg.replay is None else SEQUENCE)
 
     @functools.cached_property
     def policy_lag(self) -> int | None:
-        """Returns the updates that the acting weights may be behind; None where collection waits for each update."""
+        """Returns the most updates that the acting weights lag; None if collection waits for each update."""
         if self.cfg.rollout.mode == "sync":
             return None
         return self.cfg.rollout.max_policy_lag or (2 if self.cfg.env_runners.num else 1)
 
     @functools.cached_property
     def rollouts_ahead(self) -> int:
-        """Returns the most rollouts of an environment that begin before the first of them is learned from.
-
-        With env runners one of them may make all rollouts of a call.
-        """
+        """Returns the most rollouts of an environment that begin before the first of them is learned from."""
+        # one env runner may collect all rollouts of a call
         return 0 if self.policy_lag is None else self.policy_lag + self.cfg.env_runners.num
 
     @functools.cached_property
     def is_numbered(self) -> bool:
-        """Returns whether acting needs each environment's number: it explores by it, or policies differ by game."""
+        """Returns whether acting needs the environments' numbers, for exploration or policies by game."""
         ladder = getattr(getattr(self.cfg.algo, "exploration", None), "ladder", False)
         return policy_mapping.by_game(self.cfg.multi_agent) or ladder
 
     @functools.cached_property
     def why_two_programs(self) -> str:
-        """Says why collecting and learning cannot be one program, as far as the config decides; "" where they may."""
+        """Returns why collecting and learning cannot be one program, if the config decides it; "" if they can."""
         cfg = self.cfg
         if cfg.env_runners.num:
             return "env runners collect"
@@ -124,12 +117,12 @@ class Sizes:
 
     @functools.cached_property
     def rows(self) -> int:
-        """Returns the rows per iteration as they are counted; 1, an update, of a run from data alone."""
+        """Returns the counted rows per iteration; for a run from data alone 1, an update."""
         return 1 if datasets.alone(self.cfg) else self.counted_columns * self.length
 
     @functools.cached_property
     def minibatch(self) -> int | None:
-        """Returns the rows of a gradient step; None where the algorithm does not say."""
+        """Returns the rows of a gradient step; None if unknown."""
         if datasets.alone(self.cfg) or self.cfg.replay is not None:
             return self.cfg.replay.batch_size
         minibatches = self.passes.num_minibatches
@@ -137,7 +130,7 @@ class Sizes:
 
     @functools.cached_property
     def updates(self) -> int | None:
-        """Returns the gradient steps per iteration; None where the algorithm does not say."""
+        """Returns the gradient steps per iteration; None if unknown."""
         if datasets.alone(self.cfg):
             return 1
         if self.cfg.replay is not None:
@@ -149,25 +142,25 @@ class Sizes:
 
     @functools.cached_property
     def learners(self) -> int:
-        """Returns the number of devices that learn; 1 where that is left to the machine."""
+        """Returns the number of learning devices; 1 if the config does not name them."""
         devices = self.cfg.devices
         return (devices.fake if devices.learners is None else len(devices.learners)) or 1
 
     def num_pools(self, learners: int) -> int:
-        """Returns the parts of the environments: one for each env runner, or for each device that acts."""
+        """Returns the number of parts of the environments: one per env runner, or per acting device."""
         actors = self.cfg.devices.actors
         return self.cfg.env_runners.num or (learners if actors is None else len(actors))
 
-    # ------------------------------------------------------------ the time between two of something
+    # ------------------------------------------------------------ budget and intervals
 
     @functools.cached_property
     def counts_by(self) -> str:
-        """Returns the unit of the budget, and of the time between rows, evaluations and checkpoints."""
+        """Returns the unit of the budget and of intervals of rows, evaluations and checkpoints."""
         return "updates" if datasets.alone(self.cfg) else "env_steps"
 
     @functools.cached_property
     def total_steps(self) -> int | None:
-        """Returns the environment steps that end the run, updates of a run from data alone; None: it has no end."""
+        """Returns the environment steps (for data alone updates) that end the run; None: it has no end."""
         steps = self.cfg.stop.get(self.counts_by)
         return None if steps is None else int(steps)
 
@@ -201,7 +194,7 @@ class Sizes:
 
     @functools.cached_property
     def iterations_per_call(self) -> int:
-        """Returns the iterations of one call: they hide Python's time, and nobody waits too long for a row."""
+        """Returns the iterations of one call: enough to hide Python's time, few enough for frequent rows."""
         cfg = self.cfg
         wanted = (self.report_every, cfg.evaluation.every, cfg.checkpoint.every, self.total_steps)
         if datasets.alone(cfg):
@@ -211,7 +204,7 @@ class Sizes:
         if cfg.replay is not None:
             most = min(most, _UPDATES_PER_CALL // (self.updates or 1))
         if policy_mapping.by_game(cfg.multi_agent):  # the table of games holds all games of a call
-            most = min(most, _STEPS_TOLD // self.length)
+            most = min(most, _STEPS_BY_GAME // self.length)
         return cfg.rollout.iterations_per_call or max(1, most)
 
     # ------------------------------------------------------------ in words

@@ -151,8 +151,7 @@ def _policy_rows(cfg: RunConfig) -> Iterator[Row]:
 
 
 def _name_row(key: str, name: str) -> Row:
-    text = "a name" if key.endswith(name) else "names"
-    return key, not _NAME.fullmatch(name), f"expected {text} of letters, digits, _, . and -, got {name!r}: rename it"
+    return key, not _NAME.fullmatch(name), f"expected names of letters, digits, _, . and -, got {name!r}: rename it"
 
 
 def _mapping_rows(given: MultiAgentConfig) -> Iterator[Row]:

@@ -52,7 +52,8 @@ def with_agents(cfg: RunConfig, agents: Sequence[str], kinds: Kinds | None = Non
         given = _with_trained_policies(_with_table(given))
     cfg = dataclasses.replace(cfg, multi_agent=given)
     if given.self_play is not None:
-        _refuse(_self_play_rows(cfg, kinds))
+        if errors := _refused(_self_play_rows(cfg, kinds)) + split_faults(cfg, len(agents), Sizes(cfg).learners):
+            raise InputError(*errors)
         return cfg
     if by_game(given):
         _refuse(_by_game_rows(cfg, kinds))

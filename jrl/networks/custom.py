@@ -144,7 +144,7 @@ def _make_torso(found: Any, path: str, options: Mapping[str, Any], space: Space)
     is_array = isinstance(out, jax.ShapeDtypeStruct)
     if not is_array or out.shape[:-1] != (rows,) or not jnp.issubdtype(out.dtype, jnp.floating):
         got = f"{out.dtype}{list(out.shape)}" if is_array else f"a {type(out).__name__}"
-        expected = f"one array [{rows}, F] of floats for {rows} observations {space}"
+        expected = f"{'one array ' * (not is_array)}[{rows}, F] of floats for {rows} observations {space}"
         raise InputError(f"{_KEY} {path}: expected {expected}, got {got}")
     return torso._replace(learns=bool(jax.tree.leaves(params)))
 

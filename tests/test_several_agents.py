@@ -289,7 +289,7 @@ def test_mappings():
         ({"policies": {"main": {}}, "mapping": {".*": "mian"}}, ["'mian'", "did you mean main?"]),
         ({"policies": {"a": {}, "b": {}}, "mapping": {".*": "a"}}, ["no agent follows b"]),
         ({"policies": {"a": {"algos": {}}}}, ["unknown key multi_agent.policies.a.algos", "did you mean algo?"]),
-        ({"policies": {"a/b": {}}}, ["multi_agent.policies.a/b: expected a name"]),
+        ({"policies": {"a/b": {}}}, ["multi_agent.policies.a/b: expected names"]),
         ({"policies_to_train": ["sharde"]}, ["multi_agent.policies_to_train", "did you mean shared?"]),
     ],
 )
@@ -325,7 +325,7 @@ def test_a_team_is_told_before_the_run():
 
 
 def test_a_view_with_a_typo():
-    with pytest.raises(InputError, match=r"network\.value_inputs: .*did you mean .state., the global state"):
+    with pytest.raises(InputError, match=r"network\.value_inputs: .*did you mean state, the global state"):
         Session(made(network={"value_inputs": ["stat"]}))
 
 

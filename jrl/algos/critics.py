@@ -121,7 +121,6 @@ def make_agent(
         of_actions = build_critics(observer.spec, network, num_critics)
         return Networks(policy(observer, network), of_actions, None if value is None else value(observer, network))
 
-    parts.check_action(cfg, spec.action)
     check(cfg, spec.action, network)
     return agents.make(cfg, spec, network, networks, kind=kind, records=Records(memory=True), flat=False, **options)
 

@@ -129,7 +129,12 @@ def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) 
     """
     num_envs = rollout.reward.shape[1]
     if num_envs % cfg.num_minibatches:
-        raise InputError(_does_not_divide(cfg.num_minibatches, num_envs))
+        below = next(n for n in range(min(cfg.num_minibatches, num_envs), 0, -1) if num_envs % n == 0)
+        more = num_envs + cfg.num_minibatches - num_envs % cfg.num_minibatches
+        raise InputError(
+            f"algo.num_minibatches {cfg.num_minibatches} does not divide the {num_envs} environments of a device, and "
+            f"impala learns from whole sequences: use {below}, or {more} environments on each device"
+        )
     state = agents.with_return_stats(agent, state, rollout)
     columns = to_columns(cfg, agent, agents.with_first_stats(agent, state, rollout), rollout)
     lr, ent_coef = (schedules.value(schedule, state.env_steps) for schedule in (cfg.lr, cfg.ent_coef))
@@ -164,12 +169,3 @@ def window(columns: Columns) -> Window:
     obs = jax.tree.map(join, columns.obs, columns.last_obs)
     reset = join(~columns.mask, jnp.zeros_like(columns.mask[:1]))
     return Window(obs, jax.tree.map(lambda x: x[0], columns.carry), reset)
-
-
-def _does_not_divide(num_minibatches: int, num_envs: int) -> str:
-    below = next(n for n in range(min(num_minibatches, num_envs), 0, -1) if num_envs % n == 0)
-    more = num_envs + num_minibatches - num_envs % num_minibatches
-    return (
-        f"algo.num_minibatches {num_minibatches} does not divide the {num_envs} environments of a device, and "
-        f"impala learns from whole sequences: use {below}, or {more} environments on each device"
-    )

@@ -113,14 +113,7 @@ _UNSET: tuple[Any, ...] = (None, False, 0, (), {}, "sync", "auto", "device", "tr
 
 
 def _excluded(cause: str, when: Callable[[Any], Any], reasons: Mapping[str, str], message: str) -> list[Row]:
-    """Returns a row for each key that another key excludes.
-
-    Args:
-      cause: the other key.
-      when: condition (config) -> bool under which the other key excludes them.
-      reasons: excluded key -> reason.
-      message: template with {key}, {why} and {name}, the name of the algorithm.
-    """
+    """Returns a row for each excluded key of `reasons` (key -> why); `message` has {key}, {why} and {name}."""
 
     def row(key: str, why: str) -> Row:
         is_set = lambda c: when(c) and _value(c, key) not in _UNSET

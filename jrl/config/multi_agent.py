@@ -52,7 +52,8 @@ def with_agents(cfg: RunConfig, agents: Sequence[str], kinds: Kinds | None = Non
         given = _with_trained_policies(_with_table(given))
     cfg = dataclasses.replace(cfg, multi_agent=given)
     if given.self_play is not None:
-        _refuse(_self_play_rows(cfg, kinds))
+        if errors := _refused(_self_play_rows(cfg, kinds)) + split_faults(cfg, len(agents), Sizes(cfg).learners):
+            raise InputError(*errors)
         return cfg
     if by_game(given):
         _refuse(_by_game_rows(cfg, kinds))
@@ -151,8 +152,7 @@ def _policy_rows(cfg: RunConfig) -> Iterator[Row]:
 
 
 def _name_row(key: str, name: str) -> Row:
-    text = "a name" if key.endswith(name) else "names"
-    return key, not _NAME.fullmatch(name), f"expected {text} of letters, digits, _, . and -, got {name!r}: rename it"
+    return key, not _NAME.fullmatch(name), f"expected names of letters, digits, _, . and -, got {name!r}: rename it"
 
 
 def _mapping_rows(given: MultiAgentConfig) -> Iterator[Row]:

@@ -68,29 +68,20 @@ class EnvConfig:
         return dataclasses.replace(self, num_envs=num_envs, batch_size=None, batch_wait_ms=None)
 
 
+# fmt: off
 REFUSED = (
-    Row(
-        "env.clip_rewards",
-        lambda c: (
+    Row("env.clip_rewards", lambda c: (
             isinstance(c.env.clip_rewards, tuple)
             and not c.env.clip_rewards[0] < c.env.clip_rewards[1]
             and f"env.clip_rewards: expected [low, high] with low < high, got {list(c.env.clip_rewards)}"
-        ),
-    ),
-    Row(
-        "env.action_mask_info",
-        lambda c: c.env.action_mask_info == "",
-        "env.action_mask_info: expected the name of an entry of the infos, or null, got '': use null",
-    ),
-    Row(
-        "env.soft_horizon env.horizon",
-        lambda c: c.env.soft_horizon and c.env.horizon is None,
-        "env.soft_horizon: expected env.horizon, got null: set env.horizon=100, or leave env.soft_horizon out",
-    ),
-    Row(
-        "env.batch_wait_ms env.remote_worker_envs",
+        )),
+    Row("env.action_mask_info", lambda c: c.env.action_mask_info == "",
+        "env.action_mask_info: expected the name of an entry of the infos, or null, got '': use null"),
+    Row("env.soft_horizon env.horizon", lambda c: c.env.soft_horizon and c.env.horizon is None,
+        "env.soft_horizon: expected env.horizon, got null: set env.horizon=100, or leave env.soft_horizon out"),
+    Row("env.batch_wait_ms env.remote_worker_envs",
         lambda c: c.env.batch_wait_ms is not None and not c.env.remote_worker_envs,
         "env.batch_wait_ms: expected worker processes, got none: set env.remote_worker_envs=true, or leave "
-        "env.batch_wait_ms out",
-    ),
+        "env.batch_wait_ms out"),
 )
+# fmt: on

@@ -166,12 +166,7 @@ def _adapter(hint: Any) -> "TypeAdapter[Any]":
 
 
 def _strict(hint: Any, default: Any = None, metadata: tuple[Any, ...] = ()) -> Any:
-    """Returns an annotation for pydantic with few implicit conversions, which builds sections.
-
-    Args:
-      default: default of the field; a section takes missing values from it.
-      metadata: metadata of the enclosing annotation, such as ranges of its numbers.
-    """
+    """Returns an annotation for pydantic; sections take missing values from `default`, numbers their `metadata`."""
     from pydantic import AfterValidator, AllowInfNan, BeforeValidator, Field, StrictBool, WrapValidator
 
     origin, args = typing.get_origin(hint), typing.get_args(hint)

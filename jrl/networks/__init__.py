@@ -245,7 +245,10 @@ def _value_input_faults(space: Space, cfg: NetworkConfig) -> list[str]:
     known, key = spaces.part_names(space), "network.value_inputs"
     if cfg.value_inputs and not known:
         got = ", ".join(map(repr, cfg.value_inputs))
-        return [f"{key}: expected names of parts of a Dict observation, got {got} for {space}: leave this out"]
+        fix = "leave this out"
+        if spaces.STATE not in cfg.value_inputs and (hint := did_you_mean(cfg.value_inputs[0], [spaces.STATE])):
+            fix += f", or{hint[1:-1]}, the global state of several agents?"
+        return [f"{key}: expected names of parts of a Dict observation, got {got} for {space}: {fix}"]
     errors = cfg.sharing_faults()
     for name in cfg.value_inputs:
         if name not in known:

@@ -99,11 +99,7 @@ def _is_nnx(found: Any) -> bool:
 
 
 def _signature(found: Any, path: str) -> tuple[Callable[..., Any], tuple[str, ...], dict[str, Any]]:
-    """Returns the function that receives the options, its positional arguments and its other keyword arguments.
-
-    Raises:
-      InputError: the object is none of the three kinds.
-    """
+    """Returns the function that receives the options, its positional arguments and its other keyword arguments."""
     if _is_linen(found):
         return found.__init__, ("self",), {}
     if _is_nnx(found):
@@ -145,14 +141,11 @@ def _make_torso(found: Any, path: str, options: Mapping[str, Any], space: Space)
     ]
     if wrong_dtypes:
         raise InputError(f"{_KEY} {path}: expected parameters that are arrays of floats, got {', '.join(wrong_dtypes)}")
-    if not isinstance(out, jax.ShapeDtypeStruct):
-        kind = type(out).__name__
-        raise InputError(f"{_KEY} {path}: expected one array [N, F] of floats for N observations, got a {kind}")
-    if len(out.shape) != 2 or out.shape[0] != rows or not jnp.issubdtype(out.dtype, jnp.floating):
-        raise InputError(
-            f"{_KEY} {path}: expected [{rows}, F] of floats for {rows} observations {space}, "
-            f"got {out.dtype}{list(out.shape)}"
-        )
+    is_array = isinstance(out, jax.ShapeDtypeStruct)
+    if not is_array or out.shape[:-1] != (rows,) or not jnp.issubdtype(out.dtype, jnp.floating):
+        got = f"{out.dtype}{list(out.shape)}" if is_array else f"a {type(out).__name__}"
+        expected = f"{'one array ' * (not is_array)}[{rows}, F] of floats for {rows} observations {space}"
+        raise InputError(f"{_KEY} {path}: expected {expected}, got {got}")
     return torso._replace(learns=bool(jax.tree.leaves(params)))
 
 

@@ -120,14 +120,7 @@ def _scan(multiplier, episode, inputs, reverse=False):
 
 @jax.custom_vjp
 def _recurrence(multiplier, episode, inputs, start):
-    """Returns the states (real, imaginary) f32 [L, N, P] of all rows.
-
-    Args:
-      multiplier: (real, imaginary) f32 [P].
-      episode: i32 [L, N], changes where a new episode begins.
-      inputs: (real, imaginary) f32 [L, N, P].
-      start: (real, imaginary) f32 [N, P], state before row 0.
-    """
+    """Returns the states (real, imaginary) f32 [L, N, P] of all rows; as `_scan`, with the state `start` [N, P]."""
     return _recurrence_forward(multiplier, episode, inputs, start)[0]
 
 

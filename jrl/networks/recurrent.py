@@ -135,10 +135,7 @@ def _zero_where(reset, state):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _scan(cell, dtype, kernel, bias, inputs, state, reset):
-    """Runs `cell` over inputs [L, N, K]: (h f32 [L, N, H], state after the last row).
-
-    The recurrent kernel is [H, K], reset [L, N].
-    """
+    """Runs `cell` over inputs [L, N, K] with the kernel [H, K]: (h f32 [L, N, H], state after the last row)."""
     return _scan_forward(cell, dtype, kernel, bias, inputs, state, reset)[0]
 
 

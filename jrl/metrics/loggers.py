@@ -31,6 +31,8 @@ from jrl.host import files
 
 Row = Mapping[str, float | int | str | list[float]]  # lists (such as a number per episode) go to jsonl only
 
+_FLUSH_S = 2.0  # minimum time between two flushes of TensorBoard's events
+
 _log = logging.getLogger(__name__)
 
 
@@ -197,20 +199,24 @@ def open_tensorboard(path: str | Path, resume_at: int | None = None) -> Logger:
     Path(path).mkdir(parents=True, exist_ok=True)
     # a suffix, because the name counts seconds only: no two files may have one name
     writer = EventsWriter(str(Path(path) / "events"), f".{time.time_ns()}")
+    flushed = 0.0
     if resume_at is not None:
         start = SessionLog(status=SessionLog.START)
         writer.write_event(Event(wall_time=time.time(), session_log=start, step=resume_at + 1))
 
     def write(row: Row) -> None:
-        numbers = {key: value for key, value in _scalars(row).items() if key != "env_steps"}
+        nonlocal flushed
+        numbers = _scalars(row)
         values = [
             Summary.Value(tag=key, simple_value=number)
             for key, number in numbers.items()
-            if not isinstance(number, str) and not _not_finite(number)
+            if key != "env_steps" and not isinstance(number, str) and not _not_finite(number)
         ]
-        steps: Any = row["env_steps"]
-        writer.write_event(Event(wall_time=time.time(), summary=Summary(value=values), step=int(steps)))
-        writer.flush()
+        now, steps = time.time(), int(numbers["env_steps"])
+        writer.write_event(Event(wall_time=now, summary=Summary(value=values), step=steps))
+        if now - flushed > _FLUSH_S:  # a flush waits for the disk
+            writer.flush()
+            flushed = now
 
     return Logger(write, writer.close)
 

@@ -89,14 +89,6 @@ def test_names_are_no_tags_and_nothing_is_fetched(found, tmp_path):
     assert allowed.split() == [f"'sha256-{found}'" for found in hashes]
 
 
-def test_runs_of_absolute_and_relative_names(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run(tmp_path / "runs" / "a", seed=0, values=(1, 2, 3))
-    (tmp_path / "x.csv").write_text("method,task,seed,step,value\nx,CartPole-v1,0,100,1\nx,CartPole-v1,0,300,2\n")
-    texts = Elements(shown(runs.read([tmp_path / "runs", "x.csv"]), tmp_path)).texts
-    assert str(tmp_path / "runs" / "a") in texts and "x.csv: x, CartPole-v1, seed 0" in texts
-
-
 @pytest.mark.slow
 def test_many_long_runs_fit_and_the_best_are_shown(found, tmp_path):
     (one,) = [run for run in found.runs if run.name.endswith("0.01-1")]

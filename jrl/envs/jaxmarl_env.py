@@ -72,7 +72,8 @@ def make(env: Any, num_envs: int, limit: int | None, space: Any, *, state: bool 
     groups = kinds(own) or (tuple(range(len(agents))),)
     firsts = [(agents[kind[0]], own[kind[0]][1]) for kind in groups]
     masked = [isinstance(action, Discrete) and _has_mask(env, agent, action) for agent, action in firsts]
-    observed = {i: add_mask_space(*own[i]) if has else own[i][0] for kind, has in zip(groups, masked) for i in kind}
+    with_mask = lambda i: add_mask_space(own[i][0], (own[i][1].n,))
+    observed = {i: with_mask(i) if has else own[i][0] for kind, has in zip(groups, masked) for i in kind}
     parts = tuple(
         _Kind(kind, own[kind[0]][0], observed[kind[0]], has) for kind, has in zip(groups, masked, strict=True)
     )

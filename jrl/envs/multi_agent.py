@@ -127,25 +127,47 @@ def build(definition: MultiDefinition, num_envs: int, *, state: bool = False) ->
         name = f"MultiDefinition.step{format_definition(definition.step)}"
         inner, reward, ended = check_step(name, games.inner, fresh, definition.reset(draws), stepped)
         reward, ended = (_check_shape("step", x, num_envs, count) for x in (reward, ended))
-        acted, here = games.there, present(inner)
-        if here is not None:
-            ended = ended | ~here
-        terminated, truncated, reward = find_ends(~acted, ended, at_limit[:, None] & acted, reward)
-        if here is None:
-            here = (acted & ~ended) | fresh[:, None]
-        over = (at_limit | ~here.any(-1)) & ~fresh
-        there = here & ~terminated & ~over[:, None]
-        several = Several(columns(~acted), over, columns(there))
-        result = StepResult(
-            columns(observe_all(inner)), columns(reward), columns(terminated), columns(truncated), several=several
-        )
-        return GamesState(inner, jnp.where(over, ENDED, elapsed), there), result
+        counted = fresh, elapsed, at_limit
+        return end_step(games.there, counted, inner, observe_all(inner), reward, ended, present(inner))
 
     def picture(games: GamesState, number: int) -> np.ndarray:
         assert definition.draw is not None
         return definition.draw(jax.tree.map(lambda x: np.asarray(x[number]), games.inner))
 
     return JaxEnv(spec, reset, step, draw=None if definition.draw is None else picture, fps=definition.fps)
+
+
+def end_step(
+    acted: Array,
+    counted: tuple[Array, Array, Array],
+    inner: PyTree,
+    obs: PyTree,
+    reward: Array,
+    ended: Array,
+    here: Array | None = None,
+) -> tuple[GamesState, StepResult]:
+    """Returns the state and the result of a step of G games under the contract of `jrl.types.Several`.
+
+    Args:
+      acted: [G, A] bool, agents that acted on this step.
+      counted: result of `count_step` [G].
+      inner: state after the step, or after the reset of a fresh game.
+      obs: its observations [G, A, *].
+      reward, ended: [G, A], true ends; ignored for agents that did not act.
+      here: [G, A] bool, present agents; None: all, until they end.
+    """
+    fresh, elapsed, at_limit = counted
+    if here is not None:
+        ended = ended | ~here
+    terminated, truncated, reward = find_ends(~acted, ended, at_limit[:, None] & acted, reward)
+    if here is None:
+        here = (acted & ~ended) | fresh[:, None]
+    over = (at_limit | ~here.any(-1)) & ~fresh
+    there = here & ~terminated & ~over[:, None]
+    flat = lambda tree: jax.tree.map(lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), tree)
+    several = Several(flat(~acted), over, flat(there))
+    result = StepResult(flat(obs), flat(reward), flat(terminated), flat(truncated), several=several)
+    return GamesState(inner, jnp.where(over, ENDED, elapsed), there), result
 
 
 def acting_next(state: PyTree) -> Array | None:

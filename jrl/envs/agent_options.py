@@ -156,7 +156,7 @@ def keep_rewards(spec: EnvSpec, columns: np.ndarray, block: int) -> Transform:
 
 
 def _accepts_one_argument(fn: Callable[..., Any]) -> bool:
-    """Return whether a function can be called with one argument; True if its signature is unknown."""
+    """Returns whether a function can be called with one argument; True if its signature is unknown."""
     try:
         inspect.signature(fn).bind(None)
     except TypeError:
@@ -167,7 +167,7 @@ def _accepts_one_argument(fn: Callable[..., Any]) -> bool:
 
 
 def _infer_space(tree: PyTree, before: Space) -> Space:
-    """Return the space of a function's result; a leaf with the name and shape of a leaf of `before` keeps its space."""
+    """Returns the space of a result; a leaf with the name and shape of a leaf of `before` keeps its space."""
     known = dict(before.items) if isinstance(before, Dict) else {}
     if isinstance(tree, dict):
         infer = lambda name, x: (
@@ -180,7 +180,7 @@ def _infer_space(tree: PyTree, before: Space) -> Space:
 
 
 def _observation_transform(spec: EnvSpec, convert: Callable[[Any, PyTree], PyTree]) -> Transform:
-    """Return the Transform of a function (xp, observations) -> observations in `spec`."""
+    """Returns the Transform of a function (xp, observations) -> observations in `spec`."""
     return Transform(
         spec, observe=lambda xp, state, action, result: (state, result._replace(obs=convert(xp, result.obs)))
     )

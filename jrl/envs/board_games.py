@@ -15,7 +15,7 @@ class _Board:
 
 
 def tic_tac_toe() -> MultiDefinition:
-    """Return the definition of TicTacToe-v0: players put pieces on a 3 x 3 board in turn; three in a line win.
+    """Returns the definition of TicTacToe-v0: players put pieces on a 3 x 3 board in turn; three in a line win.
 
     Actions: squares 0 .. 8, row by row, and 9, to wait. See `_build_game` for the rest.
     """
@@ -23,7 +23,7 @@ def tic_tac_toe() -> MultiDefinition:
 
 
 def connect_four() -> MultiDefinition:
-    """Return the definition of ConnectFour-v0: players drop pieces into 7 columns of 6 rows; four in a line win.
+    """Returns the definition of ConnectFour-v0: players drop pieces into 7 columns of 6 rows; four in a line win.
 
     Actions: columns 0 .. 6, and 7, to wait. A piece falls to the lowest free square; row 5 is the lowest. See
     `_build_game` for the rest.
@@ -32,7 +32,7 @@ def connect_four() -> MultiDefinition:
 
 
 def _build_game(rows: int, cols: int, length: int, *, falls: bool) -> MultiDefinition:
-    """Return a game of player_0, who begins, and player_1. It ends for both with a line or a full board.
+    """Returns a game of player_0, who begins, and player_1. It ends for both with a line or a full board.
 
     The winner gets +1 and the loser -1; a full board without a line gives 0. The waiting player may only wait, and its
     action is ignored. The moving player must move. A move that the mask forbids loses.
@@ -49,12 +49,12 @@ def _build_game(rows: int, cols: int, length: int, *, falls: bool) -> MultiDefin
         return _Board(jnp.zeros((num_envs, 2, rows, cols), bool), jnp.zeros(num_envs, jnp.int32))
 
     def free(pieces: Array) -> Array:
-        """Return the valid moves [G, moves] bool."""
+        """Returns the valid moves [G, moves] bool."""
         taken = jnp.any(pieces, axis=1)
         return ~(taken[:, 0] if falls else taken.reshape(-1, moves))
 
     def square(pieces: Array, action: Array) -> Array:
-        """Return the square of the new piece [G, rows, cols] bool; all False for the waiting action."""
+        """Returns the square of the new piece [G, rows, cols] bool; all False for the waiting action."""
         if not falls:
             return (action[:, None] == jnp.arange(moves)[None]).reshape(-1, rows, cols)
         at_column = action[:, None] == jnp.arange(cols)[None]
@@ -103,7 +103,7 @@ def _build_game(rows: int, cols: int, length: int, *, falls: bool) -> MultiDefin
 
 
 def _has_line(pieces: Array, length: int) -> Array:
-    """Return whether `length` pieces of [..., rows, cols] bool form a row, column or diagonal, [...] bool."""
+    """Returns whether `length` pieces of [..., rows, cols] bool form a row, column or diagonal, [...] bool."""
     rows, cols = pieces.shape[-2:]
     found = jnp.zeros(pieces.shape[:-2], bool)
     for down, right in ((0, 1), (1, 0), (1, 1), (1, -1)):

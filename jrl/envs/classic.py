@@ -20,7 +20,7 @@ def _columns(state):
 
 
 def cartpole() -> Definition:
-    """Return the definition of CartPole-v1: keep a pole upright (Barto, Sutton and Anderson, 1983).
+    """Returns the definition of CartPole-v1: keep a pole upright (Barto, Sutton and Anderson, 1983).
 
     State x, x', theta, theta'.
     """
@@ -54,7 +54,7 @@ def cartpole() -> Definition:
 
 
 def pendulum() -> Definition:
-    """Return the definition of Pendulum-v1: swing up and hold. State theta (0 is up), theta'."""
+    """Returns the definition of Pendulum-v1: swing up and hold. State theta (0 is up), theta'."""
     max_speed, max_torque, dt, gravity = 8.0, 2.0, 0.05, 10.0
 
     def step(state, action, draws):
@@ -77,7 +77,7 @@ def pendulum() -> Definition:
 
 
 def _mountain_car(action, push, reward, goal: float, max_episode_steps: int) -> Definition:
-    """Return a mountain car. State position, velocity; `push(action)` is the car's acceleration."""
+    """Returns a mountain car. State position, velocity; `push(action)` is the car's acceleration."""
     low, high, max_speed = -1.2, 0.6, 0.07
 
     def step(state, action, draws):
@@ -100,21 +100,21 @@ def _mountain_car(action, push, reward, goal: float, max_episode_steps: int) -> 
 
 
 def mountain_car() -> Definition:
-    """Return the definition of MountainCar-v0: rock out of a valley; -1 per step (Moore, 1990)."""
+    """Returns the definition of MountainCar-v0: rock out of a valley; -1 per step (Moore, 1990)."""
     push = lambda action: (action - 1) * 0.001
     reward = lambda action, at_goal: jnp.full(at_goal.shape, -1.0)
     return _mountain_car(Discrete(3), push, reward, goal=0.5, max_episode_steps=200)
 
 
 def mountain_car_continuous() -> Definition:
-    """Return the definition of MountainCarContinuous-v0: a force; 100 at the goal, less 0.1 force**2 per step."""
+    """Returns the definition of MountainCarContinuous-v0: a force; 100 at the goal, less 0.1 force**2 per step."""
     push = lambda action: jnp.clip(action[:, 0], -1.0, 1.0) * 0.0015
     reward = lambda action, at_goal: 100.0 * at_goal - 0.1 * action[:, 0] ** 2
     return _mountain_car(Box((1,), "float32", -1.0, 1.0), push, reward, goal=0.45, max_episode_steps=999)
 
 
 def acrobot() -> Definition:
-    """Return the definition of Acrobot-v1: swing a two-link arm above the bar; -1 per step.
+    """Returns the definition of Acrobot-v1: swing a two-link arm above the bar; -1 per step.
 
     Sutton and Barto's "book" dynamics, RK4. State theta1, theta2, theta1', theta2'; masses and lengths 1, centres of
     mass at 0.5, moments of inertia 1.

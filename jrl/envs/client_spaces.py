@@ -42,11 +42,11 @@ class ClientEnv:
         raise TypeError("step: clients step these environments")
 
     def close(self) -> None:
-        """Do nothing."""
+        """Does nothing."""
 
 
 def to_policy_action(policy: Space, env: Space, action: PyTree) -> PyTree:
-    """Return the policy's action [*] for an environment's action: the inverse of `to_env`, clipped to its range.
+    """Returns the policy's action [*] for an environment's action: the inverse of `to_env`, clipped to its range.
 
     Args:
       policy, env: action spaces of the policy and of the environment.
@@ -70,7 +70,7 @@ def to_policy_action(policy: Space, env: Space, action: PyTree) -> PyTree:
 def build_spec(
     observation: Mapping[str, Any], action: Mapping[str, Any], num_envs: int, agents: Sequence[str] | None = None
 ) -> EnvSpec:
-    """Return the spec of spaces in a config.
+    """Returns the spec of spaces in a config.
 
     Args:
       observation, action: a space; with `agents`, optionally a dict of spaces by agent.
@@ -107,7 +107,7 @@ def _build_spaces(given: Mapping[str, Any], key: str, agents: Sequence[str], *, 
 
 
 def build_space(given: Any, key: str, *, acts: bool = False) -> Space:
-    """Return the space that a config writes as {kind: size}.
+    """Returns the space that a config writes as {kind: size}.
 
     >>> build_space({"box": [4]}, "external.observation")
     Box(shape=(4,), dtype='float32', low=-inf, high=inf)

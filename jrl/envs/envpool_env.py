@@ -21,7 +21,7 @@ import numpy as np
 from jax.interpreters import batching, mlir
 
 from jrl.envs import spec as spaces
-from jrl.envs.infos import Infos, find_mask, may_have_mask
+from jrl.envs.infos import Infos, find_mask
 from jrl.errors import cannot_import
 from jrl.fields.env import EnvConfig
 from jrl.spaces import ACTION_MASK
@@ -187,7 +187,7 @@ def _pool(cfg: EnvConfig, seed: int, batch_size: int | None) -> Any:
             raise InputError(f"env.id {id}: EnvPool cannot make it with options {options}: {reason}") from e
 
 
-def _action_space(pool: Any) -> spaces.Actions:
+def _action_space(pool: Any) -> spaces.Converted:
     """Returns the pool's action space, with the dtype that its step takes: that of its last key."""
     with _quiet():
         space = pool.action_space
@@ -235,9 +235,7 @@ class Pool:
 
     def _find_mask(self, id: str, name: str | None, observed: Any, action: Space) -> str | None:
         """Returns the key of the mask in the infos; None: no mask."""
-        if not may_have_mask(name, observed, action, id):
-            return None
-        found = find_mask(name, info_shapes(self._pool), action, id)
+        found = find_mask(name, observed, action, id, lambda: info_shapes(self._pool))
         return None if found is None else found[0]
 
     def _action(self, action: PyTree, num_envs: int) -> Any:
@@ -483,9 +481,10 @@ class EnvPoolGames(Pool):
                 f"{', '.join(infos)}: use a game whose players take turns this way, or all act at once"
             )
         self._legal, self._choices = cfg.action_mask_info or _LEGAL, action.n
-        find_mask(self._legal, infos, action, cfg.id)
+        with _quiet():
+            find_mask(self._legal, self._pool.observation_space, action, cfg.id, lambda: infos)
         waiting = Discrete(action.n + 1)
-        return spaces.add_mask_space(observation, waiting), waiting
+        return spaces.add_mask_space(observation, (waiting.n,)), waiting
 
     def _find_mask(self, id: str, name: str | None, observed: Any, action: Space) -> str | None:
         """Returns None: the infos have one mask per game, the moving player's, and none per player."""

@@ -7,14 +7,14 @@ import numpy as np
 
 from jrl.envs import spec as spaces
 from jrl.envs.context import OnFailure
-from jrl.envs.infos import Infos, find_mask, may_have_mask
+from jrl.envs.infos import Infos, find_mask
 from jrl.envs.precision import Precision
 from jrl.envs.processes import WorkerPool
 from jrl.envs.vector import Vector
 from jrl.fields.env import EnvConfig
 from jrl.gym.factory import EnvFactory
 from jrl.gym.wrappers import unwrap
-from jrl.types import Array, EnvSpec, PyTree, Space, StepResult
+from jrl.types import Array, EnvSpec, PyTree, StepResult
 
 
 class HostEnv:
@@ -132,7 +132,11 @@ class _Gymnasium(HostEnv):
         try:
             action = spaces.convert_action_space(vector.action_space)
             spaces.convert_observation_space(vector.observation_space)  # before a reset looks for a mask
-            self._add_mask(action.space, cfg.action_mask_info)
+            mask = find_mask(
+                cfg.action_mask_info, vector.observation_space, action.space, cfg.id, vector.peek_info_shapes
+            )
+            if mask is not None:
+                vector.add_mask(*mask)
             observation = spaces.convert_observation_space(vector.observation_space)
             observation, action = spaces.flatten_mask(observation, action)
         except BaseException:
@@ -143,15 +147,6 @@ class _Gymnasium(HostEnv):
         self.precision = Precision(cfg.id, vector.observation_space, cfg.num_envs, warns=warns)
         limit = min((n for n in (vector.max_episode_steps, cfg.horizon) if n is not None), default=None)
         self.spec = EnvSpec(observation.space, action.space, cfg.num_envs, limit)
-
-    def _add_mask(self, action: Space, name: str | None) -> None:
-        """Adds the mask of the infos, if any, to the observations."""
-        vector, id = self._vector, self._vector.restarts.id
-        if not may_have_mask(name, vector.observation_space, action, id):
-            return
-        found = find_mask(name, vector.peek_info_shapes(), action, id)
-        if found is not None:
-            vector.add_mask(*found)
 
     def _prepare_reset(self) -> None:
         """Lets environments at a soft horizon reset, too."""

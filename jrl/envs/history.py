@@ -35,7 +35,7 @@ KEYS = {
 
 
 def history_options(cfg: Any) -> dict[str, Any]:
-    """Return the history that a run's observations have, as arguments of `build_history`; {}: none."""
+    """Returns the history that a run's observations have, as arguments of `build_history`; {}: none."""
     found = {"frame_stack": cfg.env.frame_stack, PREV_ACTION: cfg.network.use_prev_action}
     found[PREV_REWARD] = cfg.network.use_prev_reward
     return {name: value for name, value in found.items() if value > 1 or value is True}
@@ -54,7 +54,7 @@ class History(NamedTuple):
 def build_history(
     spec: EnvSpec, *, frame_stack: int = 1, prev_action: bool = False, prev_reward: bool = False
 ) -> History | None:
-    """Return the history of a config; None: all arguments are off.
+    """Returns the history of a config; None: all arguments are off.
 
     Args:
       spec: spec of environments without history; its action space is the policy's. Each kind of agents has its own
@@ -141,7 +141,7 @@ def add_history(
 
 
 def _build_by_kind(spec: EnvSpec, **asked: Any) -> History:
-    """Return the histories of agents of different kinds as one."""
+    """Returns the histories of agents of different kinds as one."""
     each = [found for one in spaces.by_kind(spec) if (found := build_history(one, **asked)) is not None]
     sizes = [len(kind) for kind in spec.kinds]
 
@@ -178,7 +178,7 @@ class _Stack(NamedTuple):
 
 
 def _build_stacks(spec: EnvSpec, n: int) -> list[_Stack | None]:
-    """Return the stack of each leaf of the observation; None: the leaf is not stacked."""
+    """Returns the stack of each leaf of the observation; None: the leaf is not stacked."""
     masked = isinstance(spec.observation, Dict)
     found = [
         _build_stack(leaf, n) if isinstance(leaf, Box) and not (masked and path == spaces.ACTION_MASK) else None
@@ -206,7 +206,7 @@ def _build_stack(leaf: Box, n: int) -> _Stack:
 
 
 def _replace_leaves(space: Space, new: Any) -> Space:
-    """Return `space` with its leaves replaced by the iterator `new`, in the order of `spaces.leaves`."""
+    """Returns `space` with its leaves replaced by the iterator `new`, in the order of `spaces.leaves`."""
     if isinstance(space, Dict):
         found = {name: _replace_leaves(part, new) for name, part in sorted(space.items)}
         return Dict(tuple((name, found[name]) for name, _ in space.items))
@@ -216,5 +216,5 @@ def _replace_leaves(space: Space, new: Any) -> Space:
 
 
 def _expand_like(fresh: Array, x: Array) -> Array:
-    """Return `fresh` [B] as [B, 1, ...], to broadcast over x [B, *]."""
+    """Returns `fresh` [B] as [B, 1, ...], to broadcast over x [B, *]."""
     return fresh.reshape(fresh.shape + (1,) * (x.ndim - 1))

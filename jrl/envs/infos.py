@@ -1,7 +1,7 @@
 """Infos of environments, and the action masks in them."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ class Infos:
         self.latest: Sequence[Any] | Mapping[int, Any] = [None] * num_envs
 
     def set_from_pool(self, info: Mapping[str, Any]) -> None:
-        """Set `latest` to EnvPool's infos of the environments `info["env_id"]`."""
+        """Sets `latest` to EnvPool's infos of the environments `info["env_id"]`."""
         if self.wanted:
             self.latest = PoolInfos(info, info["env_id"])
 
@@ -66,49 +66,41 @@ class PoolInfos(Mapping[int, dict[str, Any]]):
 # ---------------------------------------------------------------- action masks
 
 
-def may_have_mask(name: str | None, observation: Any, action: Space, id: str) -> bool:
-    """Return whether infos may have a mask: the named entry, or `action_mask` by default.
+def find_mask(
+    name: str | None,
+    observation: Any,
+    action: Space,
+    id: str,
+    peek: Callable[[], dict[str, tuple[int, ...]] | None],
+) -> tuple[str, tuple[int, ...]] | None:
+    """Returns the entry of the infos that is the action mask, and its shape; None: not named and not found.
 
     Args:
-      name: `env.action_mask_info`.
+      name: `env.action_mask_info`; None: an entry `action_mask`, if it has the right size.
       observation: Gymnasium's space.
       action: jrl's space.
       id: environment id, for errors.
+      peek: function that returns the shapes of the entries, by name; None: the environment cannot be reset.
     Raises:
-      InputError: a mask is named, but there are no choices to mask, or the observation has a mask.
+      InputError: a mask is named, but there are no choices to mask, the observation has a mask, or the entry is missing
+        or has the wrong size.
     """
     choices = num_choices(action)
-    own = space_kind(observation) == "Dict" and ACTION_MASK in observation.spaces
+    has_own = space_kind(observation) == "Dict" and ACTION_MASK in observation.spaces
     if name is not None and not choices:
         raise InputError(f"{_KEY} {name}: the action space {action} of {id} has no choices to mask: leave it out")
-    if name is not None and own:
+    if name is not None and has_own:
         raise InputError(f"{_KEY} {name}: the observations of {id} have an {ACTION_MASK} already: leave it out")
-    return choices > 0 and not own
-
-
-def find_mask(
-    name: str | None, infos: dict[str, tuple[int, ...]] | None, action: Space, id: str
-) -> tuple[str, tuple[int, ...]] | None:
-    """Return the mask's entry in the infos and its shape; None: not named and not found.
-
-    Args:
-      name: `env.action_mask_info`.
-      infos: shapes of the entries, by name; None: unknown, because the environment cannot be reset.
-      action: jrl's space.
-      id: environment id, for errors.
-    Raises:
-      InputError: the named entry is missing or has the wrong size.
-    """
-    wanted = name or ACTION_MASK
-    if infos is None:
-        if name is None:
-            return None
-        raise InputError(f"{_KEY} {name}: {id} cannot be reset, so that its infos are unknown: fix its reset")
-    found, choices = infos.get(wanted), num_choices(action)
+    if not choices or has_own:
+        return None
+    infos = peek()
+    found = None if infos is None else infos.get(name or ACTION_MASK)
     if found is not None and (math.prod(found) == choices or found == getattr(action, "nvec", None)):
-        return wanted, found
+        return name or ACTION_MASK, found
     if name is None:
         return None
+    if infos is None:
+        raise InputError(f"{_KEY} {name}: {id} cannot be reset, so that its infos are unknown: fix its reset")
     if found is None:
         names = ", ".join(infos) or "no numbers"
         raise InputError(f"{_KEY} {name}: the infos of {id} have no such entry, only {names}: name one of them")

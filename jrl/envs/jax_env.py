@@ -52,7 +52,7 @@ class JaxState:
 
 
 def build(definition: Definition, num_envs: int) -> JaxEnv:
-    """Return B environments of a definition.
+    """Returns B environments of a definition.
 
     Raises:
       InputError: while tracing, the functions return other arrays than the definition declares.
@@ -88,7 +88,7 @@ def build(definition: Definition, num_envs: int) -> JaxEnv:
 def under_contract(
     spec: EnvSpec, reset: Callable[..., tuple[PyTree, PyTree]], advance: Callable[..., Any], *, task: PyTree = None
 ) -> JaxEnv:
-    """Add the reset contract and the time limit to the functions of a definition (see `jrl.types.StepResult`).
+    """Adds the reset contract and the time limit to the functions of a definition (see `jrl.types.StepResult`).
 
     An episode that ends by itself on its last allowed step is terminated, not truncated.
 
@@ -129,7 +129,7 @@ def under_contract(
 
 
 def check_arrays(name: str, extra: PyTree, expected: PyTree) -> None:
-    """Raise InputError, while tracing, unless arrays have the expected structure, shapes and dtypes."""
+    """Raises InputError, while tracing, unless arrays have the expected structure, shapes and dtypes."""
     pairs = [("", extra, expected)]
     structure: Any = jax.tree.structure
     if structure(extra) == structure(expected):
@@ -144,7 +144,7 @@ def check_arrays(name: str, extra: PyTree, expected: PyTree) -> None:
 
 
 def check_step(name: str, before: PyTree, fresh: Array, begun: PyTree, stepped: Any) -> tuple[PyTree, Array, Array]:
-    """Return state, rewards and ends of a definition's step; the state is a reset's where `fresh` [n] is True.
+    """Returns state, rewards and ends of a definition's step; the state is a reset's where `fresh` [n] is True.
 
     Args:
       name: function name, for errors.
@@ -186,7 +186,7 @@ class _Repr(str):
 
 
 def count_step(elapsed: Array, limit: int | None) -> tuple[Array, Array, Array]:
-    """Count a step of environments that reset on the step after an end.
+    """Counts a step of environments that reset on the step after an end.
 
     Args:
       elapsed: [n] i32, steps since the reset, `ENDED` after an end.
@@ -201,7 +201,7 @@ def count_step(elapsed: Array, limit: int | None) -> tuple[Array, Array, Array]:
 
 
 def find_ends(idle: Array, ended: Array, at_limit: Array, reward: Array) -> tuple[Array, Array, Array]:
-    """Return (terminated, truncated, reward) [...]: a true end takes precedence over the time limit.
+    """Returns (terminated, truncated, reward) [...]: a true end takes precedence over the time limit.
 
     Steps that are `idle`, without an action, have reward 0 and no end; they must not be `at_limit`.
     """
@@ -214,14 +214,14 @@ def _to_array(x: Any) -> jax.Array:
 
 
 def _fill(held: Array, new: Array) -> Array:
-    """Return `new` [*] repeated to the shape of `held` [..., *], with its sharding, so as not to recompile."""
+    """Returns `new` [*] repeated to the shape of `held` [..., *], with its sharding, so as not to recompile."""
     filled = jnp.broadcast_to(jnp.asarray(new, held.dtype), held.shape)
     traced = isinstance(held, jax.core.Tracer)
     return filled if traced or not isinstance(held, jax.Array) else jax.device_put(filled, held.sharding)
 
 
 def _check_task(new: PyTree, like: PyTree) -> PyTree:
-    """Return `new`. Raises InputError unless it is numbers in the structure and shapes of `like`."""
+    """Returns `new`. Raises InputError unless it is numbers in the structure and shapes of `like`."""
     numbers = lambda x: isinstance(x, bool | int | float | np.ndarray | np.generic | jax.Array)
     structure: Any = jax.tree.structure
     same = structure(new) == structure(like)
@@ -232,25 +232,25 @@ def _check_task(new: PyTree, like: PyTree) -> PyTree:
 
 
 def to_python(task: PyTree) -> PyTree:
-    """Return a task with numbers as Python's and arrays as numpy's."""
+    """Returns a task with numbers as Python's and arrays as numpy's."""
     arrays = (jax.Array, np.ndarray, np.generic)
     plain = lambda x: x.item() if x.ndim == 0 else np.asarray(x)
     return jax.tree.map(lambda x: plain(x) if isinstance(x, arrays) else x, task)
 
 
 def select(mask: Array, on_true: PyTree, on_false: PyTree) -> PyTree:
-    """Return leaves [B, ...] of `on_true` where mask [B] is True, of `on_false` elsewhere."""
+    """Returns leaves [B, ...] of `on_true` where mask [B] is True, of `on_false` elsewhere."""
     pick = lambda a, b: jnp.where(jnp.expand_dims(mask, tuple(range(1, jnp.ndim(a)))), a, b)
     return jax.tree.map(pick, on_true, on_false)
 
 
 def index(draw: Array, size: int) -> Array:
-    """Return integers 0 .. size - 1 i32, equally likely, of uniform numbers in [0, 1)."""
+    """Returns integers 0 .. size - 1 i32, equally likely, of uniform numbers in [0, 1)."""
     return jnp.minimum(jnp.floor(draw * size).astype(jnp.int32), size - 1)
 
 
 def check_time_limit(value: Any) -> int:
-    """Return the option `max_episode_steps`. Raises InputError unless it is a positive integer."""
+    """Returns the option `max_episode_steps`. Raises InputError unless it is a positive integer."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 1:
         raise InputError(f"env.options.max_episode_steps: expected a positive integer, got {value!r}")
     return int(value)

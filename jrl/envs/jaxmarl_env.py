@@ -14,27 +14,16 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
-from jrl.envs.jax_env import check_time_limit, select
-from jrl.envs.multi_agent import add_state, add_state_space
+from jrl.envs.jax_env import check_time_limit, count_step, select
+from jrl.envs.multi_agent import GamesState, add_state, add_state_space, end_step
 from jrl.envs.spec import add_mask_space, check_action
 from jrl.envs.suites import convert_space, import_suite, unknown
 from jrl.spaces import ACTION_MASK, columns, combine_agents, from_parts, kinds, map_leaves, parts_by_kind
-from jrl.types import Array, Box, Dict, Discrete, EnvSpec, InputError, JaxEnv, Key, PyTree, Several, Space, StepResult
+from jrl.types import Array, Box, Dict, Discrete, EnvSpec, InputError, JaxEnv, Key, PyTree, Space, StepResult
 
 _WORLD = "world_state"  # key of the global state among JaxMARL's observations; all other keys are agents
 _NEVER = 2**30
-_OVER = -1  # JaxmarlState.elapsed of a game whose next step begins a new game
-
-
-@struct.dataclass
-class JaxmarlState:
-    """State of B / A games."""
-
-    inner: PyTree  # JaxMARL's state, leaves [B / A, ...]
-    elapsed: Array  # [B / A] i32, steps since the reset; -1 after the game is over
-    ended: Array  # [B / A, A] bool, agents that have ended in this game
 
 
 def make_jaxmarl(name: str, num_envs: int, options: dict[str, Any], state: bool) -> JaxEnv:
@@ -72,7 +61,8 @@ def make(env: Any, num_envs: int, limit: int | None, space: Any, *, state: bool 
     groups = kinds(own) or (tuple(range(len(agents))),)
     firsts = [(agents[kind[0]], own[kind[0]][1]) for kind in groups]
     masked = [isinstance(action, Discrete) and _has_mask(env, agent, action) for agent, action in firsts]
-    observed = {i: add_mask_space(*own[i]) if has else own[i][0] for kind, has in zip(groups, masked) for i in kind}
+    with_mask = lambda i: add_mask_space(own[i][0], (own[i][1].n,))
+    observed = {i: with_mask(i) if has else own[i][0] for kind, has in zip(groups, masked) for i in kind}
     parts = tuple(
         _Kind(kind, own[kind[0]][0], observed[kind[0]], has) for kind, has in zip(groups, masked, strict=True)
     )
@@ -105,43 +95,27 @@ class _Games:
     kinds: tuple[_Kind, ...]
     get_state: Callable[[Any, PyTree], Array] | None  # second result of `_find_state`; None: no global state
 
-    def reset(self, key: Key) -> tuple[JaxmarlState, PyTree]:
+    def reset(self, key: Key) -> tuple[GamesState, PyTree]:
         inner, obs = self._reset(key)
         num_envs, size = self.spec.games, len(self.spec.agents)
-        state = JaxmarlState(inner, jnp.zeros(num_envs, jnp.int32), jnp.zeros((num_envs, size), bool))
+        state = GamesState(inner, jnp.zeros(num_envs, jnp.int32), jnp.ones((num_envs, size), bool))
         # copies: the caller donates state and observation, which must not share a buffer
-        return state, jax.tree.map(lambda x: jnp.copy(_flat(x)), obs)
+        return state, jax.tree.map(lambda x: jnp.copy(x.reshape(-1, *x.shape[2:])), obs)
 
-    def step(self, state: JaxmarlState, action: PyTree, key: Key) -> tuple[JaxmarlState, StepResult]:
+    def step(self, state: GamesState, action: PyTree, key: Key) -> tuple[GamesState, StepResult]:
         check_action(self.spec.action, columns(self.spec), action)  # while tracing: shape and dtype
         given = self._by_agent(action)
         step_key, reset_key = jax.random.split(key)
         keys = jax.random.split(step_key, self.spec.games)
-        fresh = state.elapsed == _OVER
+        counted = count_step(state.elapsed, self.spec.max_episode_steps)
         obs, inner, rewards, ends, _ = jax.vmap(self.env.step_env)(keys, state.inner, given)
         if self.unlimited is not self.env:
             ends = jax.vmap(self.unlimited.step_env)(keys, state.inner, given)[3]
-        moved = inner, self._observe(obs, inner)
+        moved, fresh = (inner, self._observe(obs, inner)), counted[0]
         # cond: most steps reset no environment
         inner, obs = jax.lax.cond(fresh.any(), lambda: select(fresh, self._reset(reset_key), moved), lambda: moved)
-
-        absent = fresh[:, None] | state.ended
-        end = jnp.asarray(ends["__all__"], bool)
-        terminated = (self._stack(ends).astype(bool) | end[:, None]) & ~absent
-        elapsed, limit = jnp.where(fresh, 0, state.elapsed + 1), self.spec.max_episode_steps
-        late = jnp.zeros_like(fresh) if limit is None else elapsed >= limit
-        truncated = late[:, None] & ~absent & ~terminated
-        ended = (state.ended | terminated | truncated) & ~fresh[:, None]
-        over = (end | ended.all(-1)) & ~fresh
-        reward = jnp.where(absent, 0.0, self._stack(rewards).astype(jnp.float32))
-        result = StepResult(
-            jax.tree.map(_flat, obs),
-            reward.reshape(-1),
-            terminated.reshape(-1),
-            truncated.reshape(-1),
-            several=Several(absent.reshape(-1), over),
-        )
-        return JaxmarlState(inner, jnp.where(over, _OVER, elapsed), ended), result
+        ended = self._stack(ends).astype(bool) | jnp.asarray(ends["__all__"], bool)[:, None]
+        return end_step(state.there, counted, inner, obs, self._stack(rewards), ended)
 
     def _reset(self, key: Key) -> tuple[PyTree, PyTree]:
         obs, inner = jax.vmap(self.env.reset)(jax.random.split(key, self.spec.games))
@@ -174,10 +148,6 @@ class _Games:
         """Stacks JaxMARL's dict by agent, leaves [games, *], to [games, A, *]; `numbers` selects agents."""
         named = self.spec.agents if numbers is None else [self.spec.agents[i] for i in numbers]
         return jax.tree.map(lambda *x: jnp.stack(x, 1), *(by_agent[agent] for agent in named))
-
-
-def _flat(x: Array) -> Array:
-    return x.reshape(-1, *x.shape[2:])
 
 
 def _has_mask(env: Any, agent: str, action: Discrete) -> bool:

@@ -42,7 +42,7 @@ def ends(spec: EnvSpec, *, no_done_at_end: bool | None) -> Transform | None:
 
 
 def flags(bootstraps: bool | None) -> Callable[[Array, Array], tuple[Array, Array]] | None:
-    """Return the function from the environment's (terminated, truncated) [B] bool to the learner's; None: unchanged.
+    """Returns the function from the environment's (terminated, truncated) [B] bool to the learner's; None: unchanged.
 
     Args:
       bootstraps: `EnvSpec.bootstraps`.
@@ -59,7 +59,7 @@ def flags(bootstraps: bool | None) -> Callable[[Array, Array], tuple[Array, Arra
 
 
 def soften(env: JaxEnv, horizon: int) -> JaxEnv:
-    """Return `env`, whose state has leaves [B, ...], with episodes that end after `horizon` steps without a reset.
+    """Returns `env`, whose state has leaves [B, ...], with episodes that end after `horizon` steps without a reset.
 
     The new state holds `env`'s state, the latest `obs` [B, *], which is repeated after the horizon, and `steps` [B] i32
     since the episode began: -1 after the horizon, -2 after a true end.

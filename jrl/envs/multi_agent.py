@@ -63,7 +63,7 @@ class GamesState:
 
 
 def build(definition: MultiDefinition, num_envs: int, *, state: bool = False) -> JaxEnv:
-    """Return G environments of a definition: a batch of G * A, as in `jrl.types.StepResult` and `Several`.
+    """Returns G environments of a definition: a batch of G * A, as in `jrl.types.StepResult` and `Several`.
 
     Steps of absent agents have reward 0 and no flags; their action is ignored. The step after a game is over resets it:
     all agents are absent, and observations are the first of the next game.
@@ -127,19 +127,8 @@ def build(definition: MultiDefinition, num_envs: int, *, state: bool = False) ->
         name = f"MultiDefinition.step{format_definition(definition.step)}"
         inner, reward, ended = check_step(name, games.inner, fresh, definition.reset(draws), stepped)
         reward, ended = (_check_shape("step", x, num_envs, count) for x in (reward, ended))
-        acted, here = games.there, present(inner)
-        if here is not None:
-            ended = ended | ~here
-        terminated, truncated, reward = find_ends(~acted, ended, at_limit[:, None] & acted, reward)
-        if here is None:
-            here = (acted & ~ended) | fresh[:, None]
-        over = (at_limit | ~here.any(-1)) & ~fresh
-        there = here & ~terminated & ~over[:, None]
-        several = Several(columns(~acted), over, columns(there))
-        result = StepResult(
-            columns(observe_all(inner)), columns(reward), columns(terminated), columns(truncated), several=several
-        )
-        return GamesState(inner, jnp.where(over, ENDED, elapsed), there), result
+        counted = fresh, elapsed, at_limit
+        return end_step(games.there, counted, inner, observe_all(inner), reward, ended, present(inner))
 
     def picture(games: GamesState, number: int) -> np.ndarray:
         assert definition.draw is not None
@@ -148,15 +137,48 @@ def build(definition: MultiDefinition, num_envs: int, *, state: bool = False) ->
     return JaxEnv(spec, reset, step, draw=None if definition.draw is None else picture, fps=definition.fps)
 
 
+def end_step(
+    acted: Array,
+    counted: tuple[Array, Array, Array],
+    inner: PyTree,
+    obs: PyTree,
+    reward: Array,
+    ended: Array,
+    here: Array | None = None,
+) -> tuple[GamesState, StepResult]:
+    """Returns the state and the result of a step of G games under the contract of `jrl.types.Several`.
+
+    Args:
+      acted: [G, A] bool, agents that acted on this step.
+      counted: result of `count_step` [G].
+      inner: state after the step, or after the reset of a fresh game.
+      obs: its observations [G, A, *].
+      reward, ended: [G, A], true ends; ignored for agents that did not act.
+      here: [G, A] bool, present agents; None: all, until they end.
+    """
+    fresh, elapsed, at_limit = counted
+    if here is not None:
+        ended = ended | ~here
+    terminated, truncated, reward = find_ends(~acted, ended, at_limit[:, None] & acted, reward)
+    if here is None:
+        here = (acted & ~ended) | fresh[:, None]
+    over = (at_limit | ~here.any(-1)) & ~fresh
+    there = here & ~terminated & ~over[:, None]
+    flat = lambda tree: jax.tree.map(lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), tree)
+    several = Several(flat(~acted), over, flat(there))
+    result = StepResult(flat(obs), flat(reward), flat(terminated), flat(truncated), several=several)
+    return GamesState(inner, jnp.where(over, ENDED, elapsed), there), result
+
+
 def acting_next(state: PyTree) -> Array | None:
-    """Return the agents that act next [B] bool, from the state of wrapped environments; None: not made by `build`."""
+    """Returns the agents that act next [B] bool, from the state of wrapped environments; None: not made by `build`."""
     is_games = lambda x: isinstance(x, GamesState)
     found = next((x for x in jax.tree.leaves(state, is_leaf=is_games) if is_games(x)), None)
     return None if found is None else found.there.reshape(-1)
 
 
 def _check_shape(name: str, x: Array, num_envs: int, count: int) -> Array:
-    """Return `x`. Raises InputError, while tracing, unless it is [G, A]: it would be broadcast silently."""
+    """Returns `x`. Raises InputError, while tracing, unless it is [G, A]: it would be broadcast silently."""
     if x.shape != (num_envs, count):
         raise InputError(
             f"MultiDefinition.{name}: expected arrays of shape {(num_envs, count)}, environments and agents, got "
@@ -166,7 +188,7 @@ def _check_shape(name: str, x: Array, num_envs: int, count: int) -> Array:
 
 
 def _agent_space(what: str, definition: MultiDefinition, agent: str) -> Space:
-    """Return the space of one agent."""
+    """Returns the space of one agent."""
     given: Space | Mapping[str, Space] = getattr(definition, what)
     if not isinstance(given, Mapping):
         return given
@@ -185,7 +207,7 @@ def _observe_with_state(
     own_observe: Callable[[PyTree], PyTree],
     num_envs: int,
 ) -> tuple[Space, Callable[[PyTree], PyTree]]:
-    """Return the observation space and function of agents that also observe the global state."""
+    """Returns the observation space and function of agents that also observe the global state."""
     space, view = definition.state, definition.view
     if space is None or view is None:
         raise InputError(
@@ -205,7 +227,7 @@ def _observe_with_state(
 
 
 def add_state_space(own: Space, state: Space) -> Dict:
-    """Return an agent's observation space with the global state; a space that is not a Dict becomes its item `obs`.
+    """Returns an agent's observation space with the global state; a space that is not a Dict becomes its item `obs`.
 
     Raises:
       InputError: the observation has such an item already.
@@ -217,20 +239,20 @@ def add_state_space(own: Space, state: Space) -> Dict:
 
 
 def add_state(own: Space, obs: PyTree, view: PyTree) -> PyTree:
-    """Return observations, leaves [G, A, *] of the space `own`, with the global state, leaves [G, *]."""
+    """Returns observations, leaves [G, A, *] of the space `own`, with the global state, leaves [G, *]."""
     count = jax.tree.leaves(obs)[0].shape[1]
     repeated = lambda x: jnp.repeat(x[:, None], count, axis=1)
     return {**(obs if isinstance(own, Dict) else {"obs": obs}), STATE: jax.tree.map(repeated, view)}
 
 
 def join_spaces(observation: Box, num_agents: int) -> Box:
-    """Return the space of all agents' observations concatenated, flat: [G, A, *] as [G, A * n]."""
+    """Returns the space of all agents' observations concatenated, flat: [G, A, *] as [G, A * n]."""
     low, high = (np.tile(bound.reshape(-1), num_agents) for bound in observation.bounds())
     return make_box((num_agents * math.prod(observation.shape),), low, high, observation.dtype)
 
 
 def check_num_agents(value: object, id: str, least: int) -> int:
-    """Return the option `num_agents`. Raises InputError unless it is an integer of `least` or more."""
+    """Returns the option `num_agents`. Raises InputError unless it is an integer of `least` or more."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InputError(
             f"env.options.num_agents: expected an integer >= {least} for {id}, got {value!r}: use {least} or more"

@@ -18,7 +18,7 @@ import numpy as np
 from jrl.envs import spec as spaces
 from jrl.envs.context import OnFailure
 from jrl.envs.gym_env import AsyncMethods, HostEnv, SyncMethods
-from jrl.envs.infos import Infos, find_mask, may_have_mask
+from jrl.envs.infos import Infos, find_mask
 from jrl.envs.precision import Precision
 from jrl.envs.transform import agent_indices
 from jrl.envs.vector import Restarts, format_error
@@ -180,24 +180,29 @@ def find_layout(
     """
     each = list_spaces(play)
     groups = kinds(each) or (tuple(range(len(each))),)
-    may_have_masks = []
+    actions = []
     for observation, action in (each[numbers[0]] for numbers in groups):
         spaces.convert_observation_space(observation)
-        converted = spaces.convert_action_space(action).space
-        may_have_masks.append(may_have_mask(mask_info, observation, converted, id))
-    pending = _reset_early(play, id, seed) if any(may_have_masks) or state else None
+        actions.append(spaces.convert_action_space(action).space)
+    reset_early = functools.cache(lambda: _reset_early(play, id, seed))
+    if state:
+        reset_early()
     state_space = _find_state_space(play, id) if state else None
+
+    def peek(numbers: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        turn, agents = reset_early().turn, [play.agents[k] for k in numbers]
+        first = [agent for agent in agents if agent in turn.movers] or agents
+        info = next((info for info in map(turn.infos.get, first) if isinstance(info, dict)), {})
+        return list_numeric_shapes(info)
+
     found = []
-    for numbers, may_be_masked in zip(groups, may_have_masks, strict=True):
-        own, mask = each[numbers[0]], None
-        if may_be_masked and pending is not None:
-            agents = [play.agents[k] for k in numbers]
-            first = [agent for agent in agents if agent in pending.turn.movers] or agents
-            info = next((info for info in map(pending.turn.infos.get, first) if isinstance(info, dict)), {})
-            mask = find_mask(mask_info, list_numeric_shapes(info), spaces.convert_action_space(own[1]).space, id)
+    for numbers, action in zip(groups, actions, strict=True):
+        own = each[numbers[0]]
+        mask = find_mask(mask_info, own[0], action, id, functools.partial(peek, numbers))
         # only a Discrete space gets a waiting action; other waiting agents' actions are ignored
         waits = play.waits and space_kind(own[1]) == "Discrete"
         found.append(_build_kind(numbers, own, mask, state_space, id, waits=waits))
+    pending = reset_early() if reset_early.cache_info().currsize else None
     return AgentLayout(play.agents, tuple(found), state_space), pending
 
 

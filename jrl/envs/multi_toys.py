@@ -29,7 +29,7 @@ def copy_task(
     draw: Callable[[Sequence[Any]], np.ndarray] | None = None,
     fps: float = 10.0,
 ) -> MultiDefinition:
-    """Return the environment of `num_agents` agents, agent_0, agent_1, ..., each with its own copy of a task.
+    """Returns the environment of `num_agents` agents, agent_0, agent_1, ..., each with its own copy of a task.
 
     An agent whose task ends leaves; the others continue until the last. With one agent it equals the task bit by bit.
     The global state concatenates all observations, if they are Boxes.
@@ -52,7 +52,7 @@ def copy_task(
     by_agent = lambda tree: jax.tree.map(lambda x: x.reshape(-1, count, *x.shape[1:]), tree)
 
     def dealt(draws: Array) -> Array:
-        """Return draws [num_draws * A, G] as [num_draws, G * A]."""
+        """Returns draws [num_draws * A, G] as [num_draws, G * A]."""
         return draws.reshape(definition.num_draws, count, -1).swapaxes(1, 2).reshape(definition.num_draws, -1)
 
     def reset(draws: Array) -> _Copies:
@@ -94,7 +94,7 @@ def _agent_names(name: str, count: int) -> tuple[str, ...]:
 
 
 def multi_agent_cartpole(num_agents: int = 2) -> MultiDefinition:
-    """Return the definition of MultiAgentCartPole-v1: each agent has its own CartPole-v1 (as RLlib's).
+    """Returns the definition of MultiAgentCartPole-v1: each agent has its own CartPole-v1 (as RLlib's).
 
     An agent leaves when its pole falls; the game continues for the others, at most 500 steps. Observation [4], actions
     left and right, +1 per step as in CartPole-v1. With one agent it equals CartPole-v1 bit by bit.
@@ -107,7 +107,7 @@ def multi_agent_cartpole(num_agents: int = 2) -> MultiDefinition:
 
 
 def multi_agent_pendulum(num_agents: int = 2) -> MultiDefinition:
-    """Return the definition of MultiAgentPendulum-v1: each agent has its own Pendulum-v1, for 200 steps (as RLlib's).
+    """Returns the definition of MultiAgentPendulum-v1: each agent has its own Pendulum-v1, for 200 steps (as RLlib's).
 
     Observation [3], torque [1] and reward as in Pendulum-v1.
 
@@ -122,7 +122,7 @@ def multi_agent_pendulum(num_agents: int = 2) -> MultiDefinition:
 
 
 def two_step_game() -> MultiDefinition:
-    """Return the definition of TwoStepGame-v0: two agents, two actions, two steps (QMIX, arXiv:1803.11485).
+    """Returns the definition of TwoStepGame-v0: two agents, two actions, two steps (QMIX, arXiv:1803.11485).
 
     In the first step, agent_0's action leads to state 2A (action 0) or 2B (1), without reward. The second step ends the
     game. In 2A it pays the team 7 for any actions; in 2B it pays [[0, 1], [1, 8]] by the actions of agent_0 and
@@ -165,7 +165,7 @@ class _Moves:
 
 
 def rock_paper_scissors(moves: int = 15, opponent: str = "learn") -> MultiDefinition:
-    """Return the definition of RockPaperScissors-v0, `moves` moves per game.
+    """Returns the definition of RockPaperScissors-v0, `moves` moves per game.
 
     +1 for the winning move, -1 for the losing, 0 for a draw. Actions: rock 0, paper 1, scissors 2; each beats the
     previous one. Observation Discrete(4): the opponent's last move, 3 before the first. Two agents, player_0 and
@@ -195,7 +195,7 @@ def rock_paper_scissors(moves: int = 15, opponent: str = "learn") -> MultiDefini
         return _Moves(jnp.full((num_envs, 2), none, jnp.int32), jnp.zeros(num_envs, jnp.int32), habit)
 
     def played(state: _Moves, draws: Array) -> Array:
-        """Return the heuristic opponent's move [G] i32."""
+        """Returns the heuristic opponent's move [G] i32."""
         seen = state.last[:, 0]
         beats = jnp.where(seen == none, index(draws[0], 3), (seen + 1) % 3)
         return jnp.where(state.habit == none, beats, state.habit)
@@ -228,7 +228,7 @@ class _Prison:
 
 
 def switch_riddle(num_agents: int = 3) -> MultiDefinition:
-    """Return the definition of SwitchRiddle-v0: prisoners who communicate by one light (arXiv:1605.06676).
+    """Returns the definition of SwitchRiddle-v0: prisoners who communicate by one light (arXiv:1605.06676).
 
     On each of 4 n - 6 days, one of n prisoners, drawn at random, is in the room. Actions there: none 0, tell 1 (that
     all have been in the room), switch the light 2. Telling ends the game, +1 for the team if right and -1 if not; the

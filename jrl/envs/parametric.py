@@ -18,7 +18,7 @@ class _State:
 
 
 def parametric_cartpole(num_actions: int = 8, fixed: bool = False) -> Definition:
-    """Return the definition of ParametricCartPole-v0: CartPole-v1 with `num_actions` slots (as RLlib's example).
+    """Returns the definition of ParametricCartPole-v0: CartPole-v1 with `num_actions` slots (as RLlib's example).
 
     Before each step, one slot is drawn to push left and another to push right. All others are invalid: choosing one
     ends the episode with reward 0. The agent must read the slots' meanings from each observation. With the mask this is

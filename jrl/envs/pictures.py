@@ -14,7 +14,7 @@ _IN_A_ROW = 4  # pictures per row
 
 
 def color(i: int) -> tuple[int, int, int]:
-    """Return the colour of agent i; colours repeat after six."""
+    """Returns the colour of agent i; colours repeat after six."""
     return _COLORS[i % len(_COLORS)]
 
 
@@ -39,28 +39,28 @@ class Canvas:
         return (float(point[0]) - self._low[0]) * unit, (self._high[1] - float(point[1])) * unit
 
     def disc(self, middle: Sequence[float], radius: float, fill: tuple[int, int, int]) -> None:
-        """Draw a disc."""
+        """Draws a disc."""
         (x, y), r = self._to_pixels(middle), radius * self._scale * _FINER
         self._pen.ellipse((x - r, y - r, x + r, y + r), fill=fill)
 
     def line(self, begin: Sequence[float], end: Sequence[float], width: float, fill: tuple[int, int, int]) -> None:
-        """Draw a straight line."""
+        """Draws a straight line."""
         self._pen.line(
             (*self._to_pixels(begin), *self._to_pixels(end)), fill=fill, width=round(width * self._scale * _FINER)
         )
 
     def box(self, low: Sequence[float], high: Sequence[float], fill: tuple[int, int, int]) -> None:
-        """Draw an upright rectangle."""
+        """Draws an upright rectangle."""
         (left, bottom), (right, top) = self._to_pixels(low), self._to_pixels(high)
         self._pen.rectangle((left, top, right, bottom), fill=fill)
 
     def picture(self) -> np.ndarray:
-        """Return the picture."""
+        """Returns the picture."""
         return np.asarray(self._image.reduce(_FINER))
 
 
 def side_by_side(pictures: Sequence[np.ndarray]) -> np.ndarray:
-    """Return several pictures as one, in rows of four with grey lines between; smaller pictures get a grey border."""
+    """Returns several pictures as one, in rows of four with grey lines between; smaller pictures get a grey border."""
     columns, rows = min(len(pictures), _IN_A_ROW), -(-len(pictures) // _IN_A_ROW)
     height, width = (max(picture.shape[axis] for picture in pictures) for axis in (0, 1))
     whole = np.full((rows * (height + 2) - 2, columns * (width + 2) - 2, 3), _GREY, np.uint8)
@@ -71,7 +71,7 @@ def side_by_side(pictures: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def fade(picture: np.ndarray) -> np.ndarray:
-    """Return a pale copy of a picture, for an agent that has left."""
+    """Returns a pale copy of a picture, for an agent that has left."""
     return (255 - (255 - picture.astype(np.int32)) // 4).astype(np.uint8)
 
 
@@ -79,7 +79,7 @@ def fade(picture: np.ndarray) -> np.ndarray:
 
 
 def cartpole(state: Sequence[Any]) -> np.ndarray:
-    """Draw CartPole-v1: x, x', theta (positive to the right), theta'."""
+    """Draws CartPole-v1: x, x', theta (positive to the right), theta'."""
     x, _, theta, _ = map(float, state)
     canvas = Canvas((-2.4, -0.5), (2.4, 1.5))
     canvas.line((-2.4, 0.0), (2.4, 0.0), 0.02, _BLACK)
@@ -90,7 +90,7 @@ def cartpole(state: Sequence[Any]) -> np.ndarray:
 
 
 def pendulum(state: Sequence[Any]) -> np.ndarray:
-    """Draw Pendulum-v1: theta (0 upwards, growing to the left as in Gymnasium's picture), theta'."""
+    """Draws Pendulum-v1: theta (0 upwards, growing to the left as in Gymnasium's picture), theta'."""
     theta = float(state[0])
     canvas = Canvas((-1.3, -1.3), (1.3, 1.3))
     end = (-math.sin(theta), math.cos(theta))
@@ -104,7 +104,7 @@ def pendulum(state: Sequence[Any]) -> np.ndarray:
 
 
 def discs(position: np.ndarray, landmark: np.ndarray, radius: float) -> np.ndarray:
-    """Draw agents [2, A], x and y, as coloured discs, and landmarks [2, L] as black dots.
+    """Draws agents [2, A], x and y, as coloured discs, and landmarks [2, L] as black dots.
 
     The picture covers [-1.5, 1.5] each way, or more if an agent is outside.
     """
@@ -118,7 +118,7 @@ def discs(position: np.ndarray, landmark: np.ndarray, radius: float) -> np.ndarr
 
 
 def board(pieces: np.ndarray) -> np.ndarray:
-    """Draw a board with the players' pieces [P, rows, columns] bool as coloured discs; row 0 is on top."""
+    """Draws a board with the players' pieces [P, rows, columns] bool as coloured discs; row 0 is on top."""
     _, rows, columns = pieces.shape
     canvas = Canvas((0.0, 0.0), (columns, rows))
     for i in range(rows + 1):

@@ -48,12 +48,12 @@ class Drawn(Env, Protocol):
     fps: float  # natural speed, in steps per second
 
     def render(self) -> np.ndarray:
-        """Draw the state of the latest observation, [H, W, 3] u8."""
+        """Draws the state of the latest observation, [H, W, 3] u8."""
         ...
 
 
 def make(env: EnvConfig, spec: EnvSpec, *, seed: int = 0, around: Callable[[Any], Any] = lambda env: env) -> Drawn:
-    """Make an environment for watching a policy: the first of the following that can be made and drawn.
+    """Makes an environment for watching a policy: the first of the following that can be made and drawn.
 
     The backend of the run; EnvPool or Gymnasium, if one has the same id; the backend of the run with its observations
     as pictures, if they are images (the newest of a stack).
@@ -97,7 +97,7 @@ class _CannotDraw(Exception):
 
 
 def _start(renderer: Callable[..., Any], cfg: EnvConfig, seed: int, spec: EnvSpec) -> Drawn:
-    """Return an environment that has drawn its first picture. Raises _CannotDraw."""
+    """Returns an environment that has drawn its first picture. Raises _CannotDraw."""
     if errors := check(cfg):
         raise _CannotDraw("; ".join(errors))
     try:
@@ -131,7 +131,7 @@ class Frames:
         self._count, self._white = 0, 1.0
 
     def picture(self, frame: Any) -> np.ndarray:
-        """Return a picture [H, W, 3] u8. Raises InputError: not a picture; names frame number, shape and dtype."""
+        """Returns a picture [H, W, 3] u8. Raises InputError: not a picture; names frame number, shape and dtype."""
         self._count += 1
         try:
             found = np.asarray(frame)
@@ -161,7 +161,7 @@ class Frames:
 
 
 def metadata_fps(metadata: Any) -> float:
-    """Return the frames per second in an environment's metadata, which can be any object; 30 by default."""
+    """Returns the frames per second in an environment's metadata, which can be any object; 30 by default."""
     value = metadata.get("render_fps") if isinstance(metadata, Mapping) else None
     if value is None:
         return _FPS
@@ -176,7 +176,7 @@ def metadata_fps(metadata: Any) -> float:
 
 
 def _space_key(space: Space) -> tuple:
-    """Return the parts of a space that must match: all but the bounds."""
+    """Returns the parts of a space that must match: all but the bounds."""
     if isinstance(space, Dict):
         return (type(space).__name__, {name: _space_key(part) for name, part in space.items})
     if isinstance(space, Tuple):
@@ -213,7 +213,7 @@ def _envpool(cfg: EnvConfig, seed: int) -> _EnvPool:
 
 
 def _probe(id: str, options: dict[str, Any]) -> str:
-    """Return why EnvPool cannot draw an environment, "" if it can; tried in a child process, which may crash."""
+    """Returns why EnvPool cannot draw an environment, "" if it can; tried in a child process, which may crash."""
     paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     # on the CPU: the child must not take the accelerator's memory
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(paths)}
@@ -226,7 +226,7 @@ def _probe(id: str, options: dict[str, Any]) -> str:
 
 
 def probe(id: str, options: dict[str, Any]) -> None:
-    """Draw one picture by EnvPool. Call it in a child process: it may crash."""
+    """Draws one picture by EnvPool. Call it in a child process: it may crash."""
     env = _EnvPool(EnvConfig(id, "envpool", 1, options), 0)
     env.reset()
     env.render()
@@ -237,7 +237,7 @@ def _is_atari(id: str) -> bool:
 
 
 def _native_fps(id: str) -> float:
-    """Return the frames per second of Gymnasium's environment of the same id, if any."""
+    """Returns the frames per second of Gymnasium's environment of the same id, if any."""
     import gymnasium
 
     try:
@@ -266,7 +266,7 @@ class _Gymnasium(GymnasiumEnv):
 
 
 def _without_devices() -> None:
-    """Let libraries draw without a screen and a loudspeaker."""
+    """Lets libraries draw without a screen and a loudspeaker."""
     if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo would look for a screen
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame would look for a loudspeaker
@@ -280,7 +280,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {"envpool": {}, "gymnasium": {"render_mode
 
 
 def picture(space: Space) -> Callable[[PyTree], np.ndarray] | None:
-    """Return the function from an observation to a picture [H, W, 3] u8 of at least 256 pixels; None: no image.
+    """Returns the function from an observation to a picture [H, W, 3] u8 of at least 256 pixels; None: no image.
 
     Of several arrays, the first image is drawn.
 
@@ -394,7 +394,7 @@ class Games(_Stepped):
         raise InputError(f"env {id} cannot be drawn: {'; '.join(errors)}; its agents do not observe images either")
 
     def _list_renderers(self) -> Iterator[tuple[str, float, Callable[[int], np.ndarray]]]:
-        """Yield the renderers: name, frames per second, function from a game's index to its picture."""
+        """Yields the renderers: name, frames per second, function from a game's index to its picture."""
         env: Any = self._env
         if not isinstance(env, JaxEnv):
             fps = metadata_fps(getattr(env.games[0].env, "metadata", None))
@@ -408,7 +408,7 @@ class Games(_Stepped):
     def _draw_observations(
         self, own: list[tuple[Callable[[PyTree], np.ndarray] | None, int]], number: int
     ) -> np.ndarray:
-        """Draw the observations of a game's agents that observe images, side by side."""
+        """Draws the observations of a game's agents that observe images, side by side."""
         found = []
         for (draw, count), obs in zip(own, spaces.parts_by_kind(self.spec, self._obs), strict=True):
             if draw is not None:
@@ -417,12 +417,12 @@ class Games(_Stepped):
         return pictures.side_by_side(found)
 
     def render(self, number: int) -> np.ndarray:
-        """Draw the state of a game, [H, W, 3] u8."""
+        """Draws the state of a game, [H, W, 3] u8."""
         return self._frames.picture(self._draw(number))
 
 
 def make_games(env: EnvConfig, make: Callable[[EnvConfig], JaxEnv | Env], *, seed: int = 0) -> Games:
-    """Make multi-agent games for watching.
+    """Makes multi-agent games for watching.
 
     Args:
       env: section of a run.

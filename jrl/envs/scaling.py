@@ -24,7 +24,7 @@ def scale_actions(spec: EnvSpec, env: EnvConfig) -> Transform | None:
 def policy_actions(
     space: Space, env: EnvConfig, *, normalize: bool | None = None, clip: bool | None = None
 ) -> tuple[Space, Callable[[PyTree], PyTree] | None]:
-    """Return `action_transform` of a section `env`; `normalize` and `clip` override it."""
+    """Returns `action_transform` of a section `env`; `normalize` and `clip` override it."""
     return action_transform(
         space,
         normalize=env.normalize_actions if normalize is None else normalize,
@@ -33,12 +33,12 @@ def policy_actions(
 
 
 def learner_reward(env: EnvConfig, custom: Callable[[Array], Array] | None = None) -> Callable[[Array], Array] | None:
-    """Return `reward_transform` of a section `env`: `env.clip_rewards`, then `env.reward_scale`."""
+    """Returns `reward_transform` of a section `env`: `env.clip_rewards`, then `env.reward_scale`."""
     return reward_transform(env.clip_rewards, is_atari=is_atari(env.id), scale=env.reward_scale, custom=custom)
 
 
 def action_transform(space: Space, *, normalize: bool, clip: bool) -> tuple[Space, Callable[[PyTree], PyTree] | None]:
-    """Return the policy's action space, and the function from its actions to the environment's.
+    """Returns the policy's action space, and the function from its actions to the environment's.
 
     Of a Dict or Tuple, only the Boxes are transformed.
 
@@ -88,7 +88,7 @@ def reward_transform(
     scale: float = 1.0,
     custom: Callable[[Array], Array] | None = None,
 ) -> Callable[[Array], Array] | None:
-    """Return the transform of the learner's reward: clip, scale, then `custom`. Statistics keep the raw reward.
+    """Returns the transform of the learner's reward: clip, scale, then `custom`. Statistics keep the raw reward.
 
     Args:
       clip_rewards: None: the sign for Atari, else unchanged; True: the sign; False: unchanged; a number c: clipped to

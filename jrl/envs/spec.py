@@ -17,31 +17,24 @@ NARROW = {"float64": "float32", "longdouble": "float32", "float128": "float32", 
 _MOST_CHOICES = 2**16  # of one action element; more means that its bounds are the dtype's
 
 
-class Observations(NamedTuple):
-    """A space, and the conversion of a batch of raw observations (numpy or jax arrays) into it."""
+class Converted(NamedTuple):
+    """A space of jrl's, and a conversion of batches, numpy or jax arrays in dicts and tuples.
 
-    space: Space
-    convert: Callable[[Any], PyTree]
-
-
-class Actions(NamedTuple):
-    """A space, and the conversion of a batch of its elements (numpy or jax arrays) to the environment's.
-
-    The conversion applies dtype, shape and the first number; dicts and tuples of arrays [B, *] keep their structure.
+    Raw observations [B, *] are converted to elements of the space; actions [B, *] in the space to the environment's.
     """
 
     space: Space
-    convert: Callable[[PyTree], Any]
+    convert: Callable[[Any], Any]
 
 
 def _bound(values: np.ndarray) -> float | tuple[float, ...]:
-    """Return equal bounds as one number, other bounds as a tuple in C order."""
+    """Returns equal bounds as one number, other bounds as a tuple in C order."""
     flat = np.asarray(values, np.float64).reshape(-1)
     return float(flat[0]) if flat.size and (flat == flat[0]).all() else tuple(flat.tolist())
 
 
 def make_box(shape: tuple[int, ...], low: Any, high: Any, dtype: str = "float32") -> Box:
-    """Return a Box with bounds that broadcast to `shape`; a library's "no bound" values become infinite."""
+    """Returns a Box with bounds that broadcast to `shape`; a library's "no bound" values become infinite."""
     low, high = map(_to_float64, (low, high))
     unbounded = (high > _HUGE) & (low > 0) & (low < 1 / _HUGE)
     low = np.where(unbounded | (low < -_HUGE), -np.inf, low)
@@ -50,7 +43,7 @@ def make_box(shape: tuple[int, ...], low: Any, high: Any, dtype: str = "float32"
 
 
 def _to_float64(values: Any) -> np.ndarray:
-    """Return an array f64; equal values become one number, so that a large image's bounds need no copies."""
+    """Returns an array f64; equal values become one number, so that a large image's bounds need no copies."""
     values = np.asarray(values)
     return (
         np.array(values.flat[0], np.float64)
@@ -65,7 +58,7 @@ def _convert_box(space: Any) -> Box:
 
 
 def _named_parts(what: str, space: Any) -> dict[Any, Any]:
-    """Return the spaces in a Dict (by name) or Tuple (by index). Raises InputError: it is empty or has other names."""
+    """Returns the spaces in a Dict (by name) or Tuple (by index). Raises InputError: it is empty or has other names."""
     found = dict(space.spaces.items() if space_kind(space) == "Dict" else enumerate(space.spaces))
     if not found:
         raise InputError(f"{what}: the space is empty: leave it out")
@@ -74,11 +67,23 @@ def _named_parts(what: str, space: Any) -> dict[Any, Any]:
     return found
 
 
+def _convert_parts(what: str, space: Any, convert: Callable[[str, Any], Converted]) -> Converted:
+    """Returns a Dict or Tuple, each part converted by `convert`, a function of its path and space."""
+    found = {key: convert(f"{what}[{key!r}]", part) for key, part in _named_parts(what, space).items()}
+    fns = {key: part.convert for key, part in found.items()}
+    if space_kind(space) == "Dict":
+        named = Dict(tuple((key, part.space) for key, part in found.items()))
+        return Converted(named, lambda x: {key: fn(x[key]) for key, fn in fns.items()})
+    return Converted(
+        Tuple(tuple(part.space for part in found.values())), lambda x: tuple(fn(x[i]) for i, fn in fns.items())
+    )
+
+
 # ---------------------------------------------------------------- observations
 
 
-def convert_observation_space(space: Any) -> Observations:
-    """Return jrl's observation space, and the conversion of observations into it.
+def convert_observation_space(space: Any) -> Converted:
+    """Returns jrl's observation space, and the conversion of observations into it.
 
     Dict and Tuple keep their structure. Dtypes stay if jax has them; float64 becomes float32, int64 int32, uint64
     uint32. A Discrete or MultiDiscrete of 64 bits becomes int32 and begins at 0. A MultiDiscrete becomes flat.
@@ -89,33 +94,24 @@ def convert_observation_space(space: Any) -> Observations:
     return _convert_observation("observation", space)
 
 
-def _convert_observation(what: str, space: Any) -> Observations:
+def _convert_observation(what: str, space: Any) -> Converted:
     name = space_kind(space)
     if name == "Box":
         target = _convert_box(space)
-        return Observations(target, _clip_to_dtype(space, target.dtype))
+        return Converted(target, _clip_to_dtype(space, target.dtype))
     if name == "Discrete":
         start = int(space.start)
-        return Observations(Discrete(int(space.n)), lambda x: (x - start).astype("int32"))
+        return Converted(Discrete(int(space.n)), lambda x: (x - start).astype("int32"))
     if name == "MultiDiscrete":
         parts = _multi_discrete(space.nvec, space.dtype)
         size, dtype, first = len(parts.nvec), parts.dtype, np.asarray(space.start).reshape(1, -1)
         if not first.any():
-            return Observations(parts, lambda x: x.reshape(-1, size).astype(dtype))
-        return Observations(parts, lambda x: (x.reshape(-1, size) - first.astype(x.dtype)).astype(dtype))
+            return Converted(parts, lambda x: x.reshape(-1, size).astype(dtype))
+        return Converted(parts, lambda x: (x.reshape(-1, size) - first.astype(x.dtype)).astype(dtype))
     if name == "MultiBinary":
-        return Observations(MultiBinary(tuple(space.shape)), lambda x: x if x.dtype == "int8" else x.astype("int8"))
+        return Converted(MultiBinary(tuple(space.shape)), lambda x: x if x.dtype == "int8" else x.astype("int8"))
     if name in ("Dict", "Tuple"):
-        raw = _named_parts(what, space)
-        found = {key: _convert_observation(f"{what}[{key!r}]", part) for key, part in raw.items()}
-        fns = {key: part.convert for key, part in found.items()}
-        if name == "Dict":
-            spaces = Dict(tuple((key, part.space) for key, part in found.items()))
-            return Observations(spaces, lambda x: {key: fn(x[key]) for key, fn in fns.items()})
-        return Observations(
-            Tuple(tuple(part.space for part in found.values())),
-            lambda x: tuple(fn(x[i]) for i, fn in fns.items()),
-        )
+        return _convert_parts(what, space, _convert_observation)
     fix = "gymnasium.wrappers.TransformObservation converts others to a Box, such as a Text to its character codes"
     raise InputError(
         f"{what} space {space} is not supported: use Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of "
@@ -141,8 +137,8 @@ def _multi_discrete(nvec: Any, dtype: Any) -> MultiDiscrete:
 # ---------------------------------------------------------------- actions
 
 
-def convert_action_space(space: Any, dtype: Any = None) -> Actions:
-    """Return jrl's action space, and the conversion of its actions to the environment's.
+def convert_action_space(space: Any, dtype: Any = None) -> Converted:
+    """Returns jrl's action space, and the conversion of its actions to the environment's.
 
     A Box of integers becomes a MultiDiscrete, or a Discrete if it has one element. All choices are int32 and begin at
     0, MultiBinary is int8, a Box is float32.
@@ -156,32 +152,25 @@ def convert_action_space(space: Any, dtype: Any = None) -> Actions:
     return _convert_action("action", space, dtype)
 
 
-def _convert_action(what: str, space: Any, dtype: Any = None) -> Actions:
+def _convert_action(what: str, space: Any, dtype: Any = None) -> Converted:
     name = space_kind(space)
     if name in ("Dict", "Tuple"):
-        found = {key: _convert_action(f"{what}[{key!r}]", part) for key, part in _named_parts(what, space).items()}
-        fns = {key: part.convert for key, part in found.items()}
-        if name == "Dict":
-            spaces = Dict(tuple((key, part.space) for key, part in found.items()))
-            return Actions(spaces, lambda x: {key: fn(x[key]) for key, fn in fns.items()})
-        return Actions(
-            Tuple(tuple(part.space for part in found.values())), lambda x: tuple(fn(x[i]) for i, fn in fns.items())
-        )
+        return _convert_parts(what, space, _convert_action)
     target, first = _action_leaf(what, name, space)
     dtype, shape = np.dtype(space.dtype if dtype is None else dtype), tuple(space.shape)
     if first.any():
         added = first.astype(dtype).reshape(1, *shape)
-        return Actions(target, lambda x: x.astype(dtype).reshape(x.shape[0], *shape) + added)
+        return Converted(target, lambda x: x.astype(dtype).reshape(x.shape[0], *shape) + added)
     if dtype.kind == "f" and dtype.itemsize > 4 and (narrow := _has_no_float32(space)).any():
         clip = lambda x: np.where(narrow, np.clip(x, space.low, space.high), x).astype(dtype)
-        return Actions(target, lambda x: clip(x) if isinstance(x, np.ndarray) else x.astype(dtype))
+        return Converted(target, lambda x: clip(x) if isinstance(x, np.ndarray) else x.astype(dtype))
     if shape == target.shape:
-        return Actions(target, lambda x: x.astype(dtype))
-    return Actions(target, lambda x: x.astype(dtype).reshape(x.shape[0], *shape))
+        return Converted(target, lambda x: x.astype(dtype))
+    return Converted(target, lambda x: x.astype(dtype).reshape(x.shape[0], *shape))
 
 
 def float32_inside(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the smallest and the largest float32 between bounds f64; if there is none, the first is larger.
+    """Returns the smallest and the largest float32 between bounds f64; if there is none, the first is larger.
 
     float32(0.1) is larger than 0.1, and an environment may refuse an action beyond its bound.
     """
@@ -199,7 +188,7 @@ def _has_no_float32(space: Any) -> np.ndarray:
 
 
 def _action_leaf(what: str, name: str, space: Any) -> tuple[Leaf, np.ndarray]:
-    """Return jrl's space, and the environment's numbers [*] of its zeros."""
+    """Returns jrl's space, and the environment's numbers [*] of its zeros."""
     dtype = np.dtype(space.dtype) if space.dtype is not None else None
     if name == "Discrete":
         return Discrete(int(space.n)), np.asarray(space.start)
@@ -226,7 +215,7 @@ def _action_leaf(what: str, name: str, space: Any) -> tuple[Leaf, np.ndarray]:
 
 
 def to_numpy(tree: Any) -> Any:
-    """Return a tree as numpy arrays; the branch for one array saves the microsecond of a tree map."""
+    """Returns a tree as numpy arrays; the branch for one array saves the microsecond of a tree map."""
     return jax.tree.map(np.asarray, tree) if isinstance(tree, dict | tuple | list) else np.asarray(tree)
 
 
@@ -272,8 +261,8 @@ def _check_parts(space: Dict | Tuple, num_envs: int | tuple[int, ...], action: P
 # ---------------------------------------------------------------- masks
 
 
-def flatten_mask(observation: Observations, action: Actions) -> tuple[Observations, Actions]:
-    """Return both spaces, with an `action_mask` of several axes made flat: [K], as in `jrl.spaces`.
+def flatten_mask(observation: Converted, action: Converted) -> tuple[Converted, Converted]:
+    """Returns both spaces, with an `action_mask` of several axes made flat: [K], as in `jrl.spaces`.
 
     A mask [elements, choices] belongs to a MultiDiscrete whose elements are masked independently. A mask with an axis
     per element masks combinations: the action space becomes a Discrete of all combinations.
@@ -287,7 +276,7 @@ def flatten_mask(observation: Observations, action: Actions) -> tuple[Observatio
     if size != num_choices(action.space):
         if mask.shape != sizes:
             return observation, action  # `jrl.spaces.masks_actions` reports the error
-        action = Actions(Discrete(size), lambda x: inner(_unravel(x, sizes)))
+        action = Converted(Discrete(size), lambda x: inner(_unravel(x, sizes)))
     flat = MultiBinary((size,), mask.dtype) if isinstance(mask, MultiBinary) else Box((size,), mask.dtype, 0.0, 1.0)
 
     def convert(x: Any) -> PyTree:
@@ -295,31 +284,27 @@ def flatten_mask(observation: Observations, action: Actions) -> tuple[Observatio
         return {**found, ACTION_MASK: found[ACTION_MASK].reshape(-1, size)}
 
     items = tuple((name, flat if name == ACTION_MASK else part) for name, part in observation.space.items)
-    return Observations(Dict(items), convert), action
+    return Converted(Dict(items), convert), action
 
 
 def _unravel(x: Any, sizes: tuple[int, ...]) -> Any:
-    """Return numbers of combinations [B] as [B, len(sizes)], the last element changing fastest."""
+    """Returns numbers of combinations [B] as [B, len(sizes)], the last element changing fastest."""
     xp = x.__array_namespace__()  # numpy or jax.numpy
     strides = np.cumprod((1, *sizes[:0:-1]))[::-1]
     return xp.stack([x // int(stride) % int(n) for stride, n in zip(strides, sizes)], axis=-1)
 
 
-def add_info_mask(observation: Observations, choices: tuple[int, ...]) -> Observations:
-    """Add an `action_mask` bool of shape `choices` to a space; converts (raw observation, mask [B, *choices])."""
-    inner = observation.convert
-    mask = (ACTION_MASK, Box(choices, "bool", 0.0, 1.0))
-    if isinstance(observation.space, Dict):
-        return Observations(
-            Dict((*observation.space.items, mask)), lambda pair: {**inner(pair[0]), ACTION_MASK: pair[1].astype(bool)}
-        )
-    return Observations(
-        Dict((("obs", observation.space), mask)),
-        lambda pair: {"obs": inner(pair[0]), ACTION_MASK: pair[1].astype(bool)},
-    )
+def add_info_mask(observation: Converted, shape: tuple[int, ...]) -> Converted:
+    """Adds an `action_mask` bool to a space; the result converts (raw observation, mask [B, *shape])."""
+
+    def convert(pair: Any) -> PyTree:
+        obs = observation.convert(pair[0])
+        return {**(obs if isinstance(observation.space, Dict) else {"obs": obs}), ACTION_MASK: pair[1].astype(bool)}
+
+    return Converted(add_mask_space(observation.space, shape), convert)
 
 
-def add_mask_space(observation: Space, action: Discrete) -> Dict:
-    """Return an observation space with a mask of the actions; a space that is not a Dict becomes its item `obs`."""
+def add_mask_space(observation: Space, shape: tuple[int, ...]) -> Dict:
+    """Returns an observation space with an action mask; a space that is not a Dict becomes its item `obs`."""
     parts = observation.items if isinstance(observation, Dict) else (("obs", observation),)
-    return Dict((*parts, (ACTION_MASK, Box((action.n,), "bool", 0.0, 1.0))))
+    return Dict((*parts, (ACTION_MASK, Box(shape, "bool", 0.0, 1.0))))

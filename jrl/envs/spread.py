@@ -20,7 +20,7 @@ class _Plane:
 
 
 def simple_spread(num_agents: int = 3) -> MultiDefinition:
-    """Return the definition of SimpleSpread-v0: n agents should cover n landmarks (MPE, arXiv:1706.02275).
+    """Returns the definition of SimpleSpread-v0: n agents should cover n landmarks (MPE, arXiv:1706.02275).
 
     Agents are discs of radius 0.15 and mass 1 in a plane, landmarks are points; all start uniformly in [-1, 1] x [-1,
     1]. Actions: none, or a force of 5 to the left, to the right, down, up. A step is 0.1 s: positions move by the
@@ -46,13 +46,13 @@ def simple_spread(num_agents: int = 3) -> MultiDefinition:
         return _Plane(places[:, 0], jnp.zeros_like(places[:, 0]), places[:, 1])
 
     def distances(position: Array) -> tuple[Array, Array]:
-        """Return vectors between agents [G, 2, A, A], and their lengths [G, A, A], 1 on the diagonal."""
+        """Returns vectors between agents [G, 2, A, A], and their lengths [G, A, A], 1 on the diagonal."""
         way = position[:, :, :, None] - position[:, :, None, :]
         square = (way**2).sum(1) + jnp.eye(n)[None]
         return way, jnp.sqrt(jnp.maximum(square, 1e-12))
 
     def pushes(position: Array) -> Array:
-        """Return the soft contact force on each agent [G, 2, A]."""
+        """Returns the soft contact force on each agent [G, 2, A]."""
         way, distance = distances(position)
         depth = jnp.logaddexp(0.0, (2 * _RADIUS - distance) / _CONTACT_MARGIN) * _CONTACT_MARGIN
         return (way * (_CONTACT_FORCE * depth / distance)[:, None]).sum(-1)

@@ -10,7 +10,6 @@
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,8 +22,9 @@ _FIX = "give it get_task() and set_task(task), as jrl.envs.task.TaskSettableEnv 
 TaskFn = Callable[[dict[str, Any], Any, Any], Any]  # (result, env, EnvContext) -> task; None: unchanged
 
 
-@functools.cache
-def _task_settable_env() -> type:
+def __getattr__(name: str) -> Any:
+    if name != "TaskSettableEnv":
+        raise AttributeError(f"module {__name__} has no attribute {name}")
     import gymnasium
 
     class TaskSettableEnv(gymnasium.Env):
@@ -42,14 +42,9 @@ def _task_settable_env() -> type:
         def set_task(self, task: Any) -> None:
             self.task = task
 
-    TaskSettableEnv.__module__, TaskSettableEnv.__qualname__ = __name__, "TaskSettableEnv"
+    TaskSettableEnv.__qualname__ = name  # of this module, for pickle
+    globals()[name] = TaskSettableEnv
     return TaskSettableEnv
-
-
-def __getattr__(name: str) -> Any:
-    if name == "TaskSettableEnv":  # made on first access, to import Gymnasium late
-        return _task_settable_env()
-    raise AttributeError(f"module {__name__} has no attribute {name}")
 
 
 class Handle:
@@ -63,11 +58,11 @@ class Handle:
         return self
 
     def get_task(self) -> PyTree:
-        """Return the task, with numbers as Python's."""
+        """Returns the task, with numbers as Python's."""
         return to_python(self._get())
 
     def set_task(self, task: PyTree) -> None:
-        """Set the task. Raises InputError: another structure."""
+        """Sets the task. Raises InputError: another structure."""
         self._set(task)
 
 
@@ -75,7 +70,7 @@ class Handle:
 
 
 def check(env: Any) -> None:
-    """Check that environments have a task that can be set; EnvPool's pass, because they are made again.
+    """Checks that environments have a task that can be set; EnvPool's pass, because they are made again.
 
     Args:
       env: JaxEnv, Env or AsyncEnv, or a source with one of the latter.
@@ -106,7 +101,7 @@ def _no_task() -> str:
 
 def _missing_task() -> Callable[[Any], str | None]:
     def fn(env):
-        """Return the name of a class without task methods; None: it has them."""
+        """Returns the name of a class without task methods; None: it has them."""
         found = env if hasattr(env, "set_task") else getattr(env, "unwrapped", env)
         return None if hasattr(found, "set_task") and hasattr(found, "get_task") else type(found).__name__
 
@@ -117,7 +112,7 @@ def _missing_task() -> Callable[[Any], str | None]:
 
 
 def set_in(state: Any, env: JaxEnv, task: PyTree) -> Any:
-    """Return the `rollout.unroll.UnrollState`, optionally stacked [D, ...], with the task set; a pure function.
+    """Returns the `rollout.unroll.UnrollState`, optionally stacked [D, ...], with the task set; a pure function.
 
     Raises:
       InputError: environments without a task, or a task of another structure.
@@ -128,14 +123,14 @@ def set_in(state: Any, env: JaxEnv, task: PyTree) -> Any:
 
 
 def get_in(state: Any, env: JaxEnv) -> PyTree:
-    """Return the task in a `rollout.unroll.UnrollState`, optionally stacked [D, ...]. Raises InputError: no task."""
+    """Returns the task in a `rollout.unroll.UnrollState`, optionally stacked [D, ...]. Raises InputError: no task."""
     if env.get_task is None:
         raise InputError(_no_task())
     return env.get_task(state.env_state)
 
 
 def apply_in(state: Any, env: JaxEnv, fn: TaskFn, result: dict[str, Any], context: EnvContext) -> tuple[Any, Any]:
-    """Do as `apply` for environments inside a program; return (state, its task)."""
+    """Does as `apply` for environments inside a program; returns (state, its task)."""
 
     def set_task(task: PyTree) -> None:
         nonlocal state
@@ -146,7 +141,7 @@ def apply_in(state: Any, env: JaxEnv, fn: TaskFn, result: dict[str, Any], contex
 
 
 def call_task_fn(fn: TaskFn, result: dict[str, Any], context: EnvContext, handle: Any) -> Any:
-    """Call a curriculum function, set the task that it returns, and return the current task."""
+    """Calls a curriculum function, set the task that it returns, and return the current task."""
     task = fn(result, handle, context)
     if task is not None:
         handle.set_task(task)
@@ -157,7 +152,7 @@ def call_task_fn(fn: TaskFn, result: dict[str, Any], context: EnvContext, handle
 
 
 def setter(task: Any) -> Callable[[Any], None]:
-    """Return a function for `foreach_env` that sets the task of one environment, inside its wrappers if needed."""
+    """Returns a function for `foreach_env` that sets the task of one environment, inside its wrappers if needed."""
 
     def fn(env):
         found = env if hasattr(env, "set_task") else getattr(env, "unwrapped", env)
@@ -167,7 +162,7 @@ def setter(task: Any) -> Callable[[Any], None]:
 
 
 def apply(source: Any, fn: TaskFn, result: dict[str, Any]) -> list[Any]:
-    """Call a curriculum function for every environment, and set the tasks.
+    """Calls a curriculum function for every environment, and set the tasks.
 
     Args:
       source: source of one vector, with `foreach_env`.

@@ -53,7 +53,7 @@ def group_agents(spec: EnvSpec, *, groups: Groups) -> Transform:
 
 
 def join_all_agents(spec: EnvSpec, *, agents: tuple[str, ...] | None = None) -> Transform:
-    """Return the Transform of a multi-agent environment to one with a single agent, the team of all agents.
+    """Returns the Transform of a multi-agent environment to one with a single agent, the team of all agents.
 
     The team's B counts games. An observation is a dict:
 
@@ -105,7 +105,7 @@ def _check_agents(spec: EnvSpec) -> None:
 
 
 def joint_spec(spec: EnvSpec) -> EnvSpec:
-    """Return the spec of a team of all agents. Raises InputError: their actions cannot be joined."""
+    """Returns the spec of a team of all agents. Raises InputError: their actions cannot be joined."""
     if not isinstance(spec.action, Discrete | MultiDiscrete | Box):
         raise InputError(
             f"multi_agent.group: expected agents with Discrete, MultiDiscrete or Box actions, got {spec.action}: leave "
@@ -123,7 +123,7 @@ def joint_spec(spec: EnvSpec) -> EnvSpec:
 
 
 def joint_observation(space: Space, count: int) -> Dict:
-    """Return the observation space of a team of `count` agents with observations of `space`."""
+    """Returns the observation space of a team of `count` agents with observations of `space`."""
     named = dict(space.items) if isinstance(space, Dict) else {}
     parts: list[tuple[str, Space]] = [(AGENTS, spaces.stack_space(_own_part(space), count))]
     parts.append((PRESENT, MultiBinary((count,))))
@@ -137,7 +137,7 @@ def joint_observation(space: Space, count: int) -> Dict:
 
 
 def _own_part(space: Space) -> Space:
-    """Return an agent's observation without state and mask; a single part is unwrapped.
+    """Returns an agent's observation without state and mask; a single part is unwrapped.
 
     The state itself is returned if nothing else is left.
     """
@@ -157,7 +157,7 @@ def _joint_action(space: Space, count: int) -> Space:
 
 
 def build_joint_view(space: Space, count: int) -> Callable[..., PyTree]:
-    """Return the function from the agents' observations to their teams'.
+    """Returns the function from the agents' observations to their teams'.
 
     Args:
       space: observation space of an agent.
@@ -197,7 +197,7 @@ def build_joint_view(space: Space, count: int) -> Callable[..., PyTree]:
 
 
 def join_groups(spec: EnvSpec, *, groups: Groups) -> Transform:
-    """Return the Transform that joins groups of agents into teams, beside the agents without a team.
+    """Returns the Transform that joins groups of agents into teams, beside the agents without a team.
 
     Args:
       groups: groups as checked by `config`: members are of one kind, and in one team only.
@@ -244,7 +244,7 @@ class _Unit(NamedTuple):
 
 
 def _list_units(spec: EnvSpec, groups: Groups) -> tuple[_Unit, ...]:
-    """Return the teams and the agents without a team. Raises InputError: actions that cannot be joined."""
+    """Returns the teams and the agents without a team. Raises InputError: actions that cannot be joined."""
     kinds = spec.groups
     of_team = {agent: name for name, members in groups.items() for agent in members}
     members: dict[str, list[int]] = {}
@@ -262,13 +262,13 @@ def _list_units(spec: EnvSpec, groups: Groups) -> tuple[_Unit, ...]:
 
 
 def _split_actions(spec: EnvSpec, joined: EnvSpec, units: Sequence[_Unit]) -> Callable[[Any, PyTree], PyTree]:
-    """Return the function from (xp, units' actions) to the agents' actions, of `spec`."""
+    """Returns the function from (xp, units' actions) to the agents' actions, of `spec`."""
     kinds = joined.groups
     place = {i: (k, j) for k, kind in enumerate(kinds) for j, i in enumerate(kind)}
     by_kind = spaces.by_kind(spec)
 
     def of_members(action: PyTree, i: int) -> PyTree:
-        """Return the actions [G, n, *] of the members of unit i."""
+        """Returns the actions [G, n, *] of the members of unit i."""
         unit, (k, j) = units[i], place[i]
         of_kind = spaces.parts_by_kind(joined, action)[k]
         own = jax.tree.map(lambda x: x.reshape(-1, len(kinds[k]), *x.shape[1:])[:, j], of_kind)
@@ -307,7 +307,7 @@ class _View:
         ]
 
     def join(self, xp: Any, result: StepResult, *, ends_with_game: bool = False) -> StepResult:
-        """Return the units' step of an environment's step.
+        """Returns the units' step of an environment's step.
 
         A team ends with its game, or, beside other agents, when no member acts next.
         """
@@ -338,7 +338,7 @@ class _View:
         return x.reshape(-1, len(self._spec.agents))
 
     def _by_unit(self, x: Array) -> list[Array]:
-        """Return the members' part [G, n] of x [G * A], for each unit."""
+        """Returns the members' part [G, n] of x [G * A], for each unit."""
         return [_take(self._by_game(x), unit.members) for unit in self._units]
 
     def _join_observations(self, xp: Any, obs: PyTree, absent: Sequence[Array], present: Sequence[Array]) -> PyTree:
@@ -356,17 +356,17 @@ class _View:
 
 
 def _take_rows(x: Array, size: int, seats: Sequence[int]) -> Array:
-    """Return the rows [G * n, *] of x [G * size, *] that belong to n indices of each game."""
+    """Returns the rows [G * n, *] of x [G * size, *] that belong to n indices of each game."""
     return _take(x.reshape(-1, size, *x.shape[1:]), seats).reshape(-1, *x.shape[1:])
 
 
 def _take(x: Array, numbers: Sequence[int]) -> Array:
-    """Return x[:, numbers]; `x` itself, without a copy, if these are all in order."""
+    """Returns x[:, numbers]; `x` itself, without a copy, if these are all in order."""
     return x if list(numbers) == list(range(x.shape[1])) else x[:, np.asarray(numbers)]
 
 
 def _find_ends(unit: _Unit, rows: _Rows, over: Array | None) -> tuple[Array, Array, Array, Array]:
-    """Return (terminated [G], truncated [G], absent members [G, n], present members [G, n]) after a step.
+    """Returns (terminated [G], truncated [G], absent members [G, n], present members [G, n]) after a step.
 
     A team ends with its game if `over` [G] is given. Members truncated as the team ends count as present in the
     observation that bootstraps the value.

@@ -12,7 +12,7 @@ from jrl.types import Array, Box, Discrete, InputError
 
 
 def catch() -> Definition:
-    """Return the definition of Catch-v0: move a paddle under a falling ball; +1 or -1 when it lands.
+    """Returns the definition of Catch-v0: move a paddle under a falling ball; +1 or -1 when it lands.
 
     As in bsuite and EnvPool. Observation [10, 5], ones at ball and paddle. Actions: left, stay, right. State: ball row,
     ball column, paddle.
@@ -40,7 +40,7 @@ def catch() -> Definition:
 
 
 def stateless_cartpole() -> Definition:
-    """Return the definition of StatelessCartPole-v1: CartPole-v1 with observation [x, theta], without velocities."""
+    """Returns the definition of StatelessCartPole-v1: CartPole-v1 with observation [x, theta], without velocities."""
     task = classic.cartpole()
     assert isinstance(task.observation, Box)
     low, high = (tuple(bound[[0, 2]].tolist()) for bound in task.observation.bounds())
@@ -55,7 +55,7 @@ class _Tokens:
 
 
 def repeat_after_me(delay: int = 1, episode_length: int = 100) -> Definition:
-    """Return the definition of RepeatAfterMe-v0: repeat the token, 0 or 1, of `delay` steps ago (as RLlib's).
+    """Returns the definition of RepeatAfterMe-v0: repeat the token, 0 or 1, of `delay` steps ago (as RLlib's).
 
     +1 if right, -1 if not; before the first token the answer is 0. An episode has `episode_length` steps, and ends.
 
@@ -88,7 +88,7 @@ def repeat_after_me(delay: int = 1, episode_length: int = 100) -> Definition:
 
 
 def corridor(length: float = 5.0) -> Definition:
-    """Return the definition of Corridor-v0: walk to the far end (as RLlib's SimpleCorridor); its length is a task.
+    """Returns the definition of Corridor-v0: walk to the far end (as RLlib's SimpleCorridor); its length is a task.
 
     Observation [2], position and length. Actions: left (stays at the near end), right. Reward 1 at the far end, where
     the episode ends, else -0.01 per step; at most 200 steps. A new length takes effect at once: an agent beyond it

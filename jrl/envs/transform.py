@@ -38,7 +38,7 @@ Option = Callable[[EnvSpec], Transform | None]
 
 
 def transformed(env: Any, *options: Option) -> Any:
-    """Return a JaxEnv, Env or AsyncEnv with options applied, the first one innermost; `env` itself without changes."""
+    """Returns a JaxEnv, Env or AsyncEnv with options applied, the first one innermost; `env` itself without changes."""
     chain = build_transforms(env.spec, *options)
     if not chain:
         return env
@@ -48,7 +48,7 @@ def transformed(env: Any, *options: Option) -> Any:
 
 
 def build_transforms(spec: EnvSpec, *options: Option) -> list[Transform]:
-    """Return the Transforms of the options that change environments of a spec."""
+    """Returns the Transforms of the options that change environments of a spec."""
     chain: list[Transform] = []
     for option in options:
         if (found := option(spec)) is not None:
@@ -58,12 +58,12 @@ def build_transforms(spec: EnvSpec, *options: Option) -> list[Transform]:
 
 
 def environment_action(chain: Sequence[Transform], action: PyTree) -> PyTree:
-    """Return the environments' actions, numpy or jax, for the policy's actions."""
+    """Returns the environments' actions, numpy or jax, for the policy's actions."""
     return _act(np if isinstance(jax.tree.leaves(action)[0], np.ndarray) else jnp, chain, action)[0]
 
 
 def _act(xp: Any, chain: Sequence[Transform], action: PyTree) -> tuple[PyTree, list[PyTree]]:
-    """Return the environments' actions, and the actions passed to each Transform."""
+    """Returns the environments' actions, and the actions passed to each Transform."""
     taken = []
     for transform in reversed(chain):
         taken.append(action)
@@ -82,14 +82,14 @@ def _observe(
 
 
 def _init(xp: Any, chain: Sequence[Transform]) -> tuple[State, list[PyTree]]:
-    """Return the state before a reset, and zeros as the actions before it."""
+    """Returns the state before a reset, and zeros as the actions before it."""
     inits = [transform.init for transform in chain if transform.init is not None]
     zeros = lambda spec: jax.tree.map(lambda x: xp.zeros(x.shape, x.dtype), elements(spec.action, columns(spec)))
     return {name: x for init in inits for name, x in init(xp).items()}, [zeros(one.spec) for one in chain]
 
 
 def _reset_as_step(xp: Any, spec: EnvSpec, obs: PyTree, there: Array | None) -> StepResult:
-    """Return a reset as a step. `there` [B] bool: agents that act next; None: all."""
+    """Returns a reset as a step. `there` [B] bool: agents that act next; None: all."""
     no = xp.zeros(spec.num_envs, bool)
     several = Several(~no, xp.zeros(spec.games, bool), there) if spec.agents else None
     return StepResult(obs, xp.zeros(spec.num_envs, "float32"), no, no, several=several)
@@ -125,7 +125,7 @@ def _wrap_jax(env: JaxEnv, chain: Sequence[Transform]) -> JaxEnv:
 
 
 def wrap_state(env: JaxEnv, spec: EnvSpec, reset: Callable[..., Any], step: Callable[..., Any]) -> JaxEnv:
-    """Return environments whose state is a dict that holds the state of `env` under the key `env`."""
+    """Returns environments whose state is a dict that holds the state of `env` under the key `env`."""
     wrapped = env._replace(spec=spec, reset=reset, step=step)
     if (draw := env.draw) is not None:
         wrapped = wrapped._replace(draw=lambda state, number: draw(state["env"], number))
@@ -152,7 +152,7 @@ class _OnHost:
         self._state, self._actions = _init(np, self._chain)
 
     def _act(self, action: PyTree, rows: Array | None) -> PyTree:
-        """Return the environments' actions of the games `rows` [n]; None: all games."""
+        """Returns the environments' actions of the games `rows` [n]; None: all games."""
         action = to_numpy(action)
         if self._changes:  # otherwise the environments check the action
             games = self.spec.games if rows is None else len(rows)
@@ -207,7 +207,7 @@ class _AsyncEnv(_OnHost):
 
 
 def agent_indices(rows: Array, count: int) -> np.ndarray:
-    """Return the agent indices of games, each of which has `count` consecutive indices.
+    """Returns the agent indices of games, each of which has `count` consecutive indices.
 
     >>> agent_indices(np.array([2, 0]), 3)
     array([6, 7, 8, 0, 1, 2])
@@ -217,12 +217,12 @@ def agent_indices(rows: Array, count: int) -> np.ndarray:
 
 
 def select_games(tree: PyTree, rows: Array | None, games: int) -> PyTree:
-    """Return the games `rows` [n] of arrays [G * c, *]: copies [n * c, *]. None: `tree` itself."""
+    """Returns the games `rows` [n] of arrays [G * c, *]: copies [n * c, *]. None: `tree` itself."""
     return tree if rows is None else jax.tree.map(lambda x: x[agent_indices(rows, len(x) // games)], tree)
 
 
 def write_games(tree: PyTree, rows: Array | None, new: PyTree, games: int) -> PyTree:
-    """Write the games `rows` into arrays [G * c, *]; return the arrays. None: return `new`."""
+    """Writes the games `rows` into arrays [G * c, *]; return the arrays. None: return `new`."""
     if rows is None:
         return new
     for x, own in zip(jax.tree.leaves(tree), jax.tree.leaves(new), strict=True):

@@ -9,7 +9,7 @@ import pytest
 from env_helpers import jitted
 
 from jrl import envs
-from jrl.envs.board_games import _has_line, connect_four, tic_tac_toe
+from jrl.envs.board_games import connect_four, tic_tac_toe
 from jrl.envs.multi_toys import rock_paper_scissors, switch_riddle, two_step_game
 from jrl.envs.spread import simple_spread
 
@@ -220,26 +220,6 @@ def wins(board, of_lines):
         if len(owners) == 1 and owners != {-1}:
             return owners.pop()
     return None
-
-
-@pytest.mark.parametrize(("shape", "length", "count"), [((3, 3), 3, 8), ((6, 7), 4, 69)])
-def test_every_line_is_found_and_no_other(shape, length, count):
-    """All lines by themselves, the same with a square missing, and random boards."""
-    of_lines = lines(*shape, length)
-    assert len(of_lines) == count
-    size = shape[0] * shape[1]
-    boards = np.zeros((count, size), bool)
-    for board, line in zip(boards, of_lines):
-        board[line] = True
-    short = np.repeat(boards, length, axis=0)
-    for i, board in enumerate(short):
-        board[of_lines[i // length][i % length]] = False
-    drawn = np.random.default_rng(0).random((3000, size)) < 0.5
-    every = np.concatenate([boards, short, drawn])
-    expected = [any(board[line].all() for line in of_lines) for board in every]
-    found = jax.jit(lambda x: _has_line(x, length))(every.reshape(-1, *shape))
-    assert all(expected[:count]) and not any(expected[count : count * (1 + length)])
-    np.testing.assert_array_equal(found, expected)
 
 
 def test_tic_tac_toe_has_the_games_that_it_has():

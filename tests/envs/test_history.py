@@ -14,7 +14,7 @@ from jrl.envs.history import add_history as option
 from jrl.envs.history import build_history
 from jrl.envs.jax_env import build
 from jrl.envs.transform import transformed
-from jrl.types import Box, Dict, Discrete, EnvSpec, InputError, JaxEnv, MultiDiscrete, StepResult, Tuple, element
+from jrl.types import Box, Dict, Discrete, EnvSpec, InputError, JaxEnv, MultiDiscrete, Tuple, element
 
 RESTART = envs.OnFailure(restart=True)
 
@@ -124,63 +124,6 @@ def test_a_failed_row_begins_an_episode():
     for name, expected in looped(plain, rows, actions, 3).items():
         np.testing.assert_array_equal(obs[name], expected, err_msg=name)
     assert (obs["prev_action"][1:][rows.failed] == 0).all()
-
-
-class Ready:
-    """Four environments that show how often they were stepped; `recv` gives the two that were asked first."""
-
-    spec = EnvSpec(Box((), "int32"), MultiDiscrete((9, 9)), 4)
-    batch_size = least = 2
-
-    def __init__(self):
-        self.asked, self.steps, self.first = [], np.zeros(4, np.int32), True
-
-    def reset(self):
-        self.asked, self.steps = [(i, 0) for i in range(4)], np.full(4, -1, np.int32)
-
-    def send(self, action, env_id):
-        self.asked += [(int(i), int(a.sum())) for i, a in zip(env_id, action)]
-
-    def recv(self):
-        (i, a), (j, b) = self.asked[:2]
-        self.asked, ids = self.asked[2:], np.array([i, j], np.int32)
-        self.steps[ids] += 1
-        none = np.zeros(2, bool)
-        return ids, StepResult(self.steps[ids], np.array([a, b], np.float32), none, none)
-
-    def close(self):
-        self.closed = True
-
-
-def test_environments_that_do_not_wait_keep_their_own_history():
-    inner = Ready()
-    env = remember(inner, frame_stack=2, prev_action=True, prev_reward=True)
-    seen = []
-
-    def recv():
-        env_id, result = env.recv()
-        seen.append((env_id.tolist(), *(np.asarray(result.obs[k]).tolist() for k in ("obs", "prev_action"))))
-        assert result.obs["prev_reward"].tolist() == result.reward.tolist()
-
-    for _ in range(2):  # the second time, what is under way and what was seen is forgotten
-        seen.clear()
-        env.reset()
-        recv()
-        env.send(np.array([[1, 2], [3, 4]], np.int32), np.array([1, 0]))
-        recv()
-        env.send(np.array([[5, 6]], np.int32), np.array([2]))
-        recv()
-        env.send(np.array([[7, 8]], np.int32), np.array([1]))
-        recv()
-        assert seen == [
-            ([0, 1], [[0, 0], [0, 0]], [[0, 0], [0, 0]]),
-            ([2, 3], [[0, 0], [0, 0]], [[0, 0], [0, 0]]),
-            ([1, 0], [[0, 1], [0, 1]], [[1, 2], [3, 4]]),
-            ([2, 1], [[0, 1], [1, 2]], [[5, 6], [7, 8]]),
-        ]
-    assert env.batch_size == env.least == 2 and not env.asked  # its own members
-    env.close()
-    assert inner.closed
 
 
 # ---------------------------------------------------------------- any space

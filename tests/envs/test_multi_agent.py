@@ -400,22 +400,3 @@ def test_histories_begin_anew_for_whoever_comes():
         np.testing.assert_array_equal(frames[:, k], np.stack([before, now], -1))
         np.testing.assert_array_equal(found.obs["prev_action"][:, 0, k], np.where(alone, 0, 1))
         np.testing.assert_array_equal(found.obs["prev_reward"][:, 0, k], found.reward[steps, 0, k])
-
-
-@pytest.mark.parametrize("no_done_at_end", [False, True])
-def test_ends_mean_something_else_to_the_learner_alone(no_done_at_end):
-    env = make("late_arrivals:late_arrivals", 1, horizon=3, no_done_at_end=no_done_at_end)
-    plain = make("late_arrivals:late_arrivals", 1, horizon=3)
-    a, b = (rows(e, np.ones((6, 4), np.int32)) for e in (plain, env))
-    assert a.truncated.any() and a.terminated.any() and env.spec.bootstraps is no_done_at_end
-    assert_same(b, a)
-
-
-def test_normalised_actions_reach_every_agent():
-    """Pendulum's torques lie in [-2, 2], the policy's actions in [-1, 1]."""
-    raw = make("MultiAgentPendulum-v1", normalize_actions=False)
-    env = make("MultiAgentPendulum-v1")
-    actions = random_actions(env.spec.action, 10, 10)
-    a, b = rows(raw, 2 * actions), rows(env, actions)
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b)):
-        np.testing.assert_allclose(x, y, atol=1e-5)

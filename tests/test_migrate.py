@@ -320,7 +320,7 @@ def test_the_flags_of_rllibs_command():
     with pytest.raises(InputError, match=r"--stop {nonsense: expected metric=number, or JSON"):
         config.load(None, algo="ppo", env="CartPole-v1", stop=["{nonsense"])
     with pytest.raises(InputError, match="--config: expected JSON such as"):
-        train._read_rllib_keys("ppo.yaml")
+        train._read_mapping("--config", "ppo.yaml", "{}")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from typing import Any
 
 from jrl.config import datasets, plan, sections
 from jrl.errors import InputError, counted, short
-from jrl.fields import schema, validation
+from jrl.fields import schema
 from jrl.fields.bounds import INT64, is_number
 from jrl.fields.data import DataSets, Fresh, learns_from, traits
 from jrl.rllib.table import CONTAINERS, KEYS, NO_COLLECTION, KeyRow

@@ -116,6 +116,8 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, make_clients
     _resolve_paths(args)
     rllib_keys = _read_mapping("--config", args.rllib, '{"num_env_runners": 8}')
     row_keys = _read_mapping("--rows", args.rows, '{"x/y": 1}') or {}
+    if wrong := [name for name, value in row_keys.items() if not isinstance(value, str | int | float | None)]:
+        raise InputError(f"--rows: {wrong[0]}: expected a number or text, got {row_keys[wrong[0]]!r:.60}: leave it out")
     base = given(_base(args), algo=args.algo, env=args.env, drop=args.drop, over_it=rllib_keys, tell=print)
     cfg = config.load(base, args.overrides, algo=args.algo, env=args.env, stop=args.stop, out=args.out)
     if cfg.external is not None and make_clients is None:

@@ -278,7 +278,7 @@ def test_what_fails_changes_nothing(algo):
         "fifth": {"policies_to_train": ["nobody"]},
         "no/name": {},
     }.items():
-        with pytest.raises(InputError, match=r"nobody|expected a name"):
+        with pytest.raises(InputError, match=r"nobody|expected names"):
             algo.add_policy(name, **more)
     with pytest.raises(InputError, match="lrr"):
         algo.add_policy("third", config={"lrr": 1.0})

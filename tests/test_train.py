@@ -75,7 +75,7 @@ def test_a_run_goes_on_with_its_own_config(finished, tmp_path, capsys, caplog, m
     assert config.load(out / "config.yaml").run.report_every == 300  # as it was
     added = (out / "log.txt").read_text().removeprefix((finished / "log.txt").read_text())
     assert "resume: changed: algo.lr 0.0003 -> 0.01\n" in added and "changed: stop.env_steps 1500 -> 1800\n" in added
-    assert added.count("changed: ") == 2 and "result.jsonl: moved 1 damaged lines" in added
+    assert added.count("changed: ") == 2 and "result.jsonl: dropped 1 damaged line" in added
     assert f"stopped: env_steps reached 1,800\nrun: {out} " in added
     assert len(loggers.read_rows(out / "result.jsonl")) > before
     assert train.main(["--resume", str(tmp_path / "nowhere")]) == 2

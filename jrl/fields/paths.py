@@ -38,8 +38,11 @@ def resolve(given: Any, key: str, expected: Expected | None = None) -> Path:
     """
     text = os.fspath(given) if isinstance(given, str | os.PathLike) else ""
     if not isinstance(text, str) or not text or "\0" in text:
-        raise InputError(f"{key}: expected a path, got {short(given)}: give text that is not empty")
-    path = Path(_expand(text, key)).absolute()
+        raise InputError(f"{key}: expected a path, got {short(given)}: give text that is not empty, without null characters")
+    try:
+        path = Path(_expand(text, key)).absolute()
+    except FileNotFoundError as e:
+        raise InputError(f"{key}: the working directory was deleted: change to a directory that exists") from e
     if expected is not None:
         _check_kind(path, key, expected)
     if expected is not None and expected.startswith("new "):
@@ -48,7 +51,7 @@ def resolve(given: Any, key: str, expected: Expected | None = None) -> Path:
 
 
 def resolve_as_typed(given: Any, key: str, expected: Expected) -> Path:
-    """Checks a path as `resolve` does, but return it relative if the user typed it so, for messages that name it."""
+    """Checks a path as `resolve` does, but returns it relative if the user typed it so, for messages that name it."""
     path = resolve(given, key, expected)
     return Path(given) if Path(given).absolute() == path else path
 

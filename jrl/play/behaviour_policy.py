@@ -81,22 +81,26 @@ def play(
     cfg, actor = behaviour.cfg, behaviour.actor
     env = build_environment(cfg, seed=seed, index=index, num_envs=num_envs)
     act, has_log_prob = build_act(behaviour, env.spec, options)
-    write = lambda episode: take(episode.kind, data_output.to_data_episode(episode, {"source": behaviour.name}))
     columns = (LOG_PROB,) if has_log_prob and log_prob else ()
-    stitch = Stitch(env.spec.num_envs, take=write, **data_output.stitch_options(agents.make(cfg, env.spec), columns))
+    stitch = Stitch(env.spec.num_envs, **data_output.stitch_options(agents.make(cfg, env.spec), columns))
+
+    def write(episodes: Sequence[Episode]) -> None:
+        for episode in episodes:
+            take(episode.kind, data_output.to_data_episode(episode, {"source": behaviour.name}))
+
     length = max(1, min(_LENGTH, -(-steps // env.spec.games)))
     carry = actor.algo.carry if actor is not None else lambda batch_size: ()
     player, weights = Player(env, act, carry=carry, length=length, record=True), None
     if actor is not None:
         weights = jax.device_put((actor.weights, actor.state), jax.local_devices()[0])
-    key, on_rows = role_key(seed, Role.DATA, index), [lambda rollout, infos: stitch.add(rollout)]
+    key, on_rows = role_key(seed, Role.DATA, index), [lambda rollout, infos: write(stitch.add(rollout))]
     try:
         player.begin(jax.random.fold_in(key, 0))
         goal = Goal(steps, "timesteps", reset=False)
         player.play(weights, key, goal, on_rows=on_rows, max_steps=sys.maxsize, first=1)
     finally:
         player.close()
-    stitch.reset()
+    write(stitch.reset())
 
 
 def build_environment(cfg: RunConfig, *, seed: int, index: int, num_envs: int) -> Any:

@@ -134,7 +134,6 @@ class Stitch:
 
     num_envs: int  # B, number of columns
     _: dataclasses.KW_ONLY
-    take: Callable[[Any], Any] = lambda episode: None  # gets each episode that has ended or was cut, by column
     moments: Moments | None = None  # functions called at the moments of episodes
     agents: Sequence[str] = ()  # names of the A agents of an environment; (): a single agent
     policies: Sequence[str] = ()  # with several agents: policy of each column of a block of games; blocks repeat
@@ -162,10 +161,11 @@ class Stitch:
         self._reset_infos: dict[int, Any] = {}  # column -> info of a reset whose episode has no step yet
         self._has_begun = np.zeros(self.num_envs, bool)
 
-    def reset(self) -> None:
-        """Cuts the unfinished episodes, as after a reset of all environments."""
-        self._cut(np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool))
+    def reset(self) -> list[Episode]:
+        """Cuts the unfinished episodes, as after a reset of all environments; returns them, column by column."""
+        cut = self._cut(np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool))
         self._forget_resets()
+        return cut
 
     def unfinished(self) -> list[Episode]:
         """Returns the unfinished episodes of single agents, column by column."""
@@ -178,8 +178,8 @@ class Stitch:
         *,
         reset_infos: Sequence[Any] | None = None,
         goes_on: bool | None = None,
-    ) -> None:
-        """Adds the next rollout.
+    ) -> list[Any]:
+        """Adds the next rollout; returns the episodes, or games, that it cuts or ends.
 
         Args:
           rollout: [T, B], with `RAW_STEPS` in its extras, or with the environment's own rewards and flags.
@@ -191,7 +191,7 @@ class Stitch:
         rows = rows._replace(reset_infos=reset_infos)
         if goes_on is not None:
             rows = rows._replace(contiguous=np.full_like(rows.contiguous, goes_on))
-        self._cut(rows.contiguous, rows.mask[0] | (rows.count == 0))
+        found: list[Any] = self._cut(rows.contiguous, rows.mask[0] | (rows.count == 0))
         pieces = self._build_pieces(rows, self._split_by_kind(block))
         units: Sequence[Piece] = self._build_game_pieces(rows, pieces) if self.games else [piece for _, piece in pieces]
         if self.moments is not None:
@@ -202,10 +202,11 @@ class Stitch:
             if unit.goes_on:
                 unit.detach()
             else:
-                self.take(unit.episode)
+                found.append(unit.episode)
         if infos is not None:
             for b in np.flatnonzero(~rows.mask[-1]).tolist():
                 self._reset_infos[b] = _latest_reset(rows, len(rows.mask), b) or self._reset_infos.get(b)
+        return found
 
     def _fetch(self, rollout: Rollout, infos: Any) -> tuple[_Rows, Steps]:
         """Returns the flags and the steps of all columns [T, B, *], on the host."""
@@ -228,14 +229,14 @@ class Stitch:
             rows = rows._replace(count=np.full(self.num_envs, len(rows.mask)))
         return rows._replace(infos=infos), steps._replace(obs=obs, infos=infos or ())
 
-    def _cut(self, contiguous: np.ndarray, continued: np.ndarray) -> None:
+    def _cut(self, contiguous: np.ndarray, continued: np.ndarray) -> list[Episode]:
         goes_on = contiguous & continued
-        for b in sorted(b for b in self._open if not goes_on[b]):
-            self.take(self._open.pop(b))
+        cut = [self._open.pop(b) for b in sorted(b for b in self._open if not goes_on[b])]
         if self._open_games:
             by_game = lambda x: x.reshape(-1, len(self.agents))
             goes_on = by_game(contiguous).all(-1) & by_game(continued).any(-1)
             self._open_games = {g: game for g, game in self._open_games.items() if goes_on[g]}
+        return cut
 
     def _split_by_kind(self, block: Steps) -> list[Steps]:
         """Returns the steps of each kind of agents."""

@@ -21,6 +21,7 @@ class Watch(Wrapper):
       stitch: (watch, num_envs, worker_index, first column) -> Stitch of these columns; None: no episodes are built.
       batches: functions (watch, rollout) -> rollout that replaces it, or None for no change.
       num_envs: number of columns of the source.
+      take: called with each episode that has ended or was cut.
       keep_record: keep `RAW_STEPS` in the rollout, for the learner.
     """
 
@@ -31,10 +32,11 @@ class Watch(Wrapper):
         batches: Sequence[Callable[["Watch", Rollout], Rollout | None]],
         num_envs: int,
         *,
+        take: Callable[[Any], Any] = lambda episode: None,
         keep_record: bool = False,
     ):
         super().__init__(source)
-        self._keep_record = keep_record
+        self._take, self._keep_record = take, keep_record
         self._build_stitch, self._batches, self._num_envs = stitch, list(batches), num_envs
         self._stitches: dict[int, Stitch] = {}  # by env runner; 0 without env runners
         self._latest: dict[int, tuple[int, int]] = {}  # env runner -> (restarts, number) of its latest rollout
@@ -56,7 +58,7 @@ class Watch(Wrapper):
         if blocks is None:
             if not self._stitches:
                 self._stitches[0] = make(self, self._num_envs, 0, 0)
-            self._stitches[0].add(rollout, self._source.infos, reset_infos=self._source.reset_infos)
+            self._take_all(self._stitches[0].add(rollout, self._source.infos, reset_infos=self._source.reset_infos))
             return
         # a runner's rollout can be in any block of columns, but its episodes belong to the runner
         share = self._num_envs // len(blocks)
@@ -67,7 +69,11 @@ class Watch(Wrapper):
                 self._stitches[runner] = make(self, share, runner + 1, runner * share)
             goes_on = self._latest.get(runner) == (restarts, number - 1)
             self._latest[runner] = (restarts, number)
-            self._stitches[runner].add(_take_block(host, index, len(blocks)), goes_on=goes_on)
+            self._take_all(self._stitches[runner].add(_take_block(host, index, len(blocks)), goes_on=goes_on))
+
+    def _take_all(self, episodes: Sequence[Any]) -> None:
+        for episode in episodes:
+            self._take(episode)
 
     @property
     def columns(self) -> Any:
@@ -84,7 +90,7 @@ class Watch(Wrapper):
 
     def _reset_stitches(self) -> None:
         for stitch in self._stitches.values():
-            stitch.reset()
+            self._take_all(stitch.reset())
         self._latest.clear()
 
     def get_sub_environments(self) -> list[Any]:

@@ -137,7 +137,7 @@ def watched(
         asked = plan.policies.watches_games or (callback_list is not None and callback_list.needs_episodes)
         from jrl.rollout.watch import Watch
 
-        source = Watch(source, recorder.stitch, [], plan.columns, keep_record=asked)
+        source = Watch(source, recorder.stitch, [], plan.columns, take=recorder.write, keep_record=asked)
     if reader:  # episodes as they were collected, rollouts as they are learned from
         source = reader.watch(source, plan.columns, batches=not whole)
     if whole:

@@ -199,18 +199,23 @@ class Recorder:
     def close(self) -> None:
         """Writes the remaining episodes; unfinished episodes are cut."""
         for stitch in self._stitches.values():
-            stitch.reset()
+            for episode in stitch.reset():
+                self.write(episode)
         for writer in self._writers:
             writer.close()
 
     # ------------------------------------------------------------ rollouts
 
+    def write(self, episode: Episode) -> None:
+        """Writes an episode of a rollout."""
+        self._writers[episode.kind].add(to_data_episode(episode, {}))
+
     def stitch(self, source: Any, num_envs: int, worker_index: int, first: int) -> Stitch:
         """Returns a Stitch of `num_envs` columns from column `first` on, whose episodes are recorded."""
         if (replaced := self._stitches.get(first)) is not None:  # its environments were replaced
-            replaced.reset()
-        write = lambda episode: self._writers[episode.kind].add(to_data_episode(episode, {}))
-        stitch = Stitch(num_envs, take=write, first=first, iteration=lambda: self.iteration, **self._options)
+            for episode in replaced.reset():
+                self.write(episode)
+        stitch = Stitch(num_envs, first=first, iteration=lambda: self.iteration, **self._options)
         self._stitches[first] = stitch
         return stitch
 

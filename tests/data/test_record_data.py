@@ -207,11 +207,8 @@ def rollout(mask, done, count=None, contiguous=True):
     ],
 )
 def test_rollouts_are_cut_into_episodes(rollouts, expected):
-    found = []
-    stitch = Stitch(1, take=found.append)
-    for one in rollouts:
-        stitch.add(one)
-    stitch.reset()
+    stitch = Stitch(1)
+    found = [episode for one in rollouts for episode in stitch.add(one)] + stitch.reset()
     assert [(e.obs.tolist(), e.terminated) for e in found] == expected
     assert all(len(e.obs) == len(e.rewards) + 1 == len(e.actions) + 1 for e in found)
     assert all((e.actions == e.obs[:-1]).all() for e in found)

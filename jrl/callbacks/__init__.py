@@ -37,7 +37,7 @@ DEFAULT_POLICY = "default_policy"
 
 
 def in_program(fn: Fn) -> Fn:
-    """Mark a method as a pure function of its batch, traced into the learning program.
+    """Marks a method as a pure function of its batch, traced into the learning program.
 
     `on_sample_end(self, samples)` and `on_postprocess_trajectory(self, postprocessed_batch)` return the Rollout to
     learn from, of the same shapes; `on_learn_on_batch(self, train_batch)` returns the batch of a gradient step, or
@@ -115,7 +115,7 @@ class Callbacks:
 
 
 def load(paths: Sequence[str]) -> Callbacks | None:
-    """Load the callbacks in `custom.callbacks` as one; None: none.
+    """Loads the callbacks in `custom.callbacks` as one; None: none.
 
     Raises:
       InputError: an unknown name, not a subclass of Callbacks, an unknown moment, an unknown argument, or a wrong mark.
@@ -177,7 +177,7 @@ def _parts(callbacks: Callbacks) -> list[Callbacks]:
 
 
 def make_multi_callbacks(classes: Sequence[type[Callbacks]]) -> type[Callbacks]:
-    """Return a class for all `classes`: a run calls each, in order; a changed batch goes to the next."""
+    """Returns a class for all `classes`: a run calls each, in order; a changed batch goes to the next."""
     return type("MultiCallbacks", (_Multi,), {"classes": tuple(classes)})
 
 
@@ -265,13 +265,13 @@ class CallbackList:
         return self.needs_episodes or any(self._host[name] for name in PURE_MOMENTS)
 
     def check(self, *, on_policy: bool, collects: bool = True, evaluates: bool = False) -> None:
-        """Raise InputError if this kind of run lacks a moment; see `moments.check`."""
+        """Raises InputError if this kind of run lacks a moment; see `moments.check`."""
         asked = {name for name in MOMENTS if self._host[name] or self._pure[name]}
         on_host = {name for name in MOMENTS if self._host[name]}
         check(asked, on_host, on_policy=on_policy, collects=collects, evaluates=evaluates)
 
     def collecting(self, env: Any, *, env_runners: bool = False) -> tuple[dict[str, bool], str]:
-        """Return options for the collector of `env`, and a note for the user ("": none).
+        """Returns options for the collector of `env`, and a note for the user ("": none).
 
         Raises:
           InputError: infos are needed, but missing.
@@ -290,11 +290,11 @@ class CallbackList:
         return options, f"callbacks: episodes have no infos: {why}"
 
     def program_transforms(self) -> tuple[Callable[[Any], Any], ...]:
-        """Return pure functions Rollout -> Rollout, between collecting and learning."""
+        """Returns pure functions Rollout -> Rollout, between collecting and learning."""
         return tuple(fn for name in ROLLOUT_MOMENTS for fn in self._pure[name])
 
     def batch_transforms(self) -> tuple[Callable[[Any], Any], ...]:
-        """Return pure functions batch -> (batch, metrics), before each gradient step."""
+        """Returns pure functions batch -> (batch, metrics), before each gradient step."""
 
         def one(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
             def transform(batch: Any) -> tuple[Any, dict[str, Any]]:
@@ -309,12 +309,12 @@ class CallbackList:
     # ------------------------------------------------------------ moments of the run
 
     def call(self, name: str, **kwargs: Any) -> None:
-        """Call a moment that returns nothing."""
+        """Calls a moment that returns nothing."""
         for fn in self._host[name]:
             fn(**kwargs)
 
     def created(self, source: Any, context: Callable[[int], Mapping[str, Any]], *, offset: int = 0) -> None:
-        """Report new environments: the vector, then each Gymnasium environment in it.
+        """Reports new environments: the vector, then each Gymnasium environment in it.
 
         Args:
           source: collector of the environments.
@@ -327,20 +327,20 @@ class CallbackList:
                 source.foreach_env(_Each(self._host["on_sub_environment_created"], context, offset, source))
 
     def train_result(self, algorithm: Any, result: dict[str, Any]) -> None:
-        """Report a result row; `result["done"]`, if set by a callback, ends the run and is removed."""
+        """Reports a result row; `result["done"]`, if set by a callback, ends the run and is removed."""
         self.call("on_train_result", algorithm=algorithm, result=result)
         if result.pop("done", False):
             self.ended = self.ended or "a callback set result['done']"
 
     def begin(self, algorithm: Any, policies: Mapping[str, Any] | None = None) -> None:
-        """Report each policy by its id, then the algorithm."""
+        """Reports each policy by its id, then the algorithm."""
         self._policies = dict(policies or {DEFAULT_POLICY: algorithm})
         for name in self._policies:
             self.call("on_create_policy", policy_id=name, policy=self._policies[name])
         self.call("on_algorithm_init", algorithm=algorithm)
 
     def recreated(self, algorithm: Any, workers: Any, source: Any, *, is_evaluation: bool = False) -> None:
-        """Report env runners that `source` has replaced since the last call."""
+        """Reports env runners that `source` has replaced since the last call."""
         if source is not None and (found := source.recreated):
             given = {"worker_set": workers, "worker_ids": [1 + i for i in found], "is_evaluation": is_evaluation}
             found.clear()
@@ -349,7 +349,7 @@ class CallbackList:
     # ------------------------------------------------------------ rollouts and episodes
 
     def watch(self, source: Any, num_envs: int, *, episodes: bool = True, batches: bool = True) -> "Watch":
-        """Wrap `source`, so that callbacks get its rollouts, as episodes and as batches."""
+        """Wraps `source`, so that callbacks get its rollouts, as episodes and as batches."""
         from jrl.rollout.watch import Watch
 
         called: list[Any] = []
@@ -412,7 +412,7 @@ class CallbackList:
         return changed
 
     def drain(self) -> dict[str, Any]:
-        """Return custom metrics since the last call, of training and, with the prefix `evaluation/`, of evaluations.
+        """Returns custom metrics since the last call, of training and, with the prefix `evaluation/`, of evaluations.
 
         See `jrl.metrics.custom.CustomMetrics.drain`.
         """
@@ -420,7 +420,7 @@ class CallbackList:
             return {**self._metrics[False].drain(), **self._metrics[True].drain("evaluation/")}
 
     def drain_evaluation(self) -> dict[str, Any]:
-        """Return the metrics of evaluations, without the prefix."""
+        """Returns the metrics of evaluations, without the prefix."""
         with self._lock:
             return self._metrics[True].drain()
 

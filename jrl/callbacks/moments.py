@@ -42,7 +42,7 @@ PURE_MOMENTS = (*ROLLOUT_MOMENTS, "on_learn_on_batch")  # those that can run ins
 def check(
     asked: Collection[str], on_host: Collection[str], *, on_policy: bool, collects: bool, evaluates: bool
 ) -> None:
-    """Raise if a run lacks a requested moment.
+    """Raises if a run lacks a requested moment.
 
     Args:
       asked: moments with users' code.

@@ -392,7 +392,7 @@ def _wait() -> None:
 
 
 def _opaque(fn: Callable) -> Callable:
-    """Make `fn` one operation whose side effects are hidden from jax, but not from XLA.
+    """Makes `fn` one operation whose side effects are hidden from jax, but not from XLA.
 
     jax dispatches programs with known effects from Python, at 0.5 ms per call: more than ten steps of eight CartPoles.
     The state's token keeps the steps in order, and every step's results are used.
@@ -552,7 +552,7 @@ def _by_game(info: dict[str, Any]) -> Array:
 
 
 def load_envpool() -> Any:
-    """Import the module `envpool`. Raises ImportError: it is not installed."""
+    """Imports the module `envpool`. Raises ImportError: it is not installed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if "envpool" in sys.modules:

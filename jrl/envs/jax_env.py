@@ -173,7 +173,7 @@ def check_step(name: str, before: PyTree, fresh: Array, begun: PyTree, stepped: 
 
 
 def _describe_arrays(tree: PyTree) -> str:
-    """Describe arrays in at most 300 characters: {'x': float32 (4, 2)}."""
+    """Describes arrays in at most 300 characters: {'x': float32 (4, 2)}."""
     text = repr(jax.tree.map(lambda x: _Repr(f"{jnp.result_type(x)} {jnp.shape(x)}"), tree))
     return text if len(text) <= 300 else text[:297] + "..."
 

@@ -106,7 +106,7 @@ def is_multi_agent(env: EnvConfig | str, **settings: Any) -> bool:
 
 
 def _check_sizes(id: str, spec: EnvSpec) -> None:
-    """Raise InputError: an array of observations or actions is empty, or observations would fill the memory."""
+    """Raises InputError: an array of observations or actions is empty, or observations would fill the memory."""
     errors = []
     for what, space in (("observation", spec.observation), ("action", spec.action)):
         for path, leaf in leaves(space):

@@ -220,7 +220,7 @@ def to_numpy(tree: Any) -> Any:
 
 
 def check_action(space: Space, num_envs: int | tuple[int, ...], action: PyTree, path: str = "") -> None:
-    """Raise ValueError unless `action` has the space's structure, batch shape, dtype and (on the host) range.
+    """Raises ValueError unless `action` has the space's structure, batch shape, dtype and (on the host) range.
 
     EnvPool itself checks the first call only, and accepts any number of actions and any integer.
 

@@ -120,7 +120,7 @@ def convert_space(space: Any) -> Space:
 
 
 def _brax_space(size: Any) -> Space:
-    """Return the space of a size, a shape, or a dict of these."""
+    """Returns the space of a size, a shape, or a dict of these."""
     if isinstance(size, Mapping):
         return Dict(tuple((name, _brax_space(part)) for name, part in size.items()))
     return Box(tuple(size) if isinstance(size, tuple | list) else (int(size),))

@@ -38,7 +38,7 @@ def resolve(given: Any, key: str, expected: Expected | None = None) -> Path:
     """
     text = os.fspath(given) if isinstance(given, str | os.PathLike) else ""
     if not isinstance(text, str) or not text or "\0" in text:
-        raise InputError(f"{key}: expected a path, got {short(given)}: give text that is not empty, without null characters")
+        raise InputError(f"{key}: expected a path, got {short(given)}: give text without null characters")
     try:
         path = Path(_expand(text, key)).absolute()
     except FileNotFoundError as e:

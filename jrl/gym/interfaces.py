@@ -49,7 +49,7 @@ class AgentInterface(Protocol):
 
 
 def wrap(env: Any, id: str, turn_based: bool | None) -> AgentInterface:
-    """Wrap a multi-agent environment by the interface that its members match.
+    """Wraps a multi-agent environment by the interface that its members match.
 
     Args:
       id: environment id, for errors.
@@ -90,7 +90,7 @@ def _list_agents(env: Any, id: str) -> tuple[Any, ...]:
 
 
 def _check_parts(result: Any, names: tuple[str, ...], where: str) -> tuple[Any, ...]:
-    """Return a result. Raises Breach: it has other parts (a dict of agents would be unpacked into its keys)."""
+    """Returns a result. Raises Breach: it has other parts (a dict of agents would be unpacked into its keys)."""
     if (fault := faults.check_parts(result, names, where)) is not None:
         raise Breach(fault.message)
     return result
@@ -188,7 +188,7 @@ class TurnTaking(_Interface):
         return not agents <= self._known or has_wrong_keys(self._known, parts, [agents] * len(parts))
 
     def _remove_ended(self, where: str) -> list[Any]:
-        """Call step(None) while the selected agent has ended; return these agents.
+        """Calls step(None) while the selected agent has ended; returns these agents.
 
         Raises:
           Breach: an agent stays in `agents` after step(None), so that this loop would never end.

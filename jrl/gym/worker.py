@@ -63,7 +63,7 @@ def main(link: Any, index: int, setup: Setup) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process soon after its parent, even if the environment hangs."""
+    """Ends this process soon after its parent, even if the environment hangs."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

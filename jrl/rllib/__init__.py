@@ -42,7 +42,7 @@ _ALIASES = {"Impala": "IMPALA", "ImpalaConfig": "IMPALAConfig", "ApexDQN": "APEX
 
 @functools.cache
 def config_class(name: str) -> Any:
-    """Return the config class of an algorithm, such as PPOConfig for ppo, or of a user's module. Raises InputError."""
+    """Returns the config class of an algorithm, such as PPOConfig for ppo, or of a user's module. Raises InputError."""
     if name not in _VARIANTS:
         return importlib.import_module("jrl.rllib.builder").build_class(_find_name(name))
     base, settings = _VARIANTS[name]
@@ -52,7 +52,7 @@ def config_class(name: str) -> Any:
 
 @functools.cache
 def algorithm_class(name: str) -> Any:
-    """Return the Algorithm class of an algorithm, such as PPO for ppo, or of a user's module. Raises InputError."""
+    """Returns the Algorithm class of an algorithm, such as PPO for ppo, or of a user's module. Raises InputError."""
     from jrl import algos
 
     if name in _VARIANTS:
@@ -84,7 +84,7 @@ def _list_classes() -> dict[str, Any]:
 
 
 def find_public(name: str) -> Any:
-    """Return the object of `from jrl.api import name`. Raises AttributeError, ImportError with a hint."""
+    """Returns the object of `from jrl.api import name`. Raises AttributeError, ImportError with a hint."""
     if name == "__all__":  # for `from jrl.api import *`
         return list_public()
     if name in _MODULES:
@@ -98,5 +98,5 @@ def find_public(name: str) -> Any:
 
 
 def list_public() -> list[str]:
-    """Return the names of `jrl.api`."""
+    """Returns the names of `jrl.api`."""
     return sorted([*_MODULES, *_list_classes(), *_ALIASES, "tune", "config_class", "algorithm_class"])

@@ -72,7 +72,7 @@ class Saved(str):
 
 
 def to_path(given: Any) -> Path:
-    """Return the path of a `Saved`, of a Ray checkpoint, or of a path."""
+    """Returns the path of a `Saved`, of a Ray checkpoint, or of a path."""
     given = getattr(given, "checkpoint", given)
     return resolve(given if isinstance(given, str) else getattr(given, "path", given), "checkpoint")
 
@@ -112,7 +112,7 @@ class Algorithm(LearnerMethods):
 
     @classmethod
     def read_config(cls, given: AlgorithmConfig | Mapping[str, Any] | None) -> AlgorithmConfig:
-        """Return a copy of a config, or the config of a dict of arguments, of sections, or of RLlib's keys."""
+        """Returns a copy of a config, or the config of a dict of arguments, of sections, or of RLlib's keys."""
         if isinstance(given, AlgorithmConfig):
             return given.copy(copy_frozen=False)
         if not cls.algo_name:
@@ -121,11 +121,11 @@ class Algorithm(LearnerMethods):
 
     @classmethod
     def get_default_config(cls) -> AlgorithmConfig:
-        """Return a new config of this algorithm."""
+        """Returns a new config of this algorithm."""
         return cls.read_config(None)
 
     def get_config(self) -> AlgorithmConfig:
-        """Return the attribute `config`, as RLlib does."""
+        """Returns the attribute `config`, as RLlib does."""
         return self.config
 
     def _open(self, saved: Path | None) -> None:
@@ -172,7 +172,7 @@ class Algorithm(LearnerMethods):
             failed.pop_all()  # success: keep everything open
 
     def _open_files(self) -> None:
-        """Open the files of result rows, if the config has them and they are not open."""
+        """Opens the files of result rows, if the config has them and they are not open."""
         session, cfg = self.session, self.session.config
         if self._member or not (cfg.run.log or cfg.run.out):
             return
@@ -188,12 +188,12 @@ class Algorithm(LearnerMethods):
             print(f"run: {member.directory}")
 
     def training_step(self, step: Any) -> None:
-        """Run one iteration: collect and learn. Subclasses may replace it."""
+        """Runs one iteration: collect and learn. Subclasses may replace it."""
         step.learn(step.sample())
 
     @staticmethod
     def loss(default: Callable, net: Any, params: PyTree, batch: Any) -> Any:
-        """Return (scalar, metrics) of a batch; subclasses may replace it. `default(params, batch)` is jrl's loss."""
+        """Returns (scalar, metrics) of a batch; subclasses may replace it. `default(params, batch)` is jrl's loss."""
         return default(params, batch)
 
     def _learner_session(self, what: str) -> Session:
@@ -202,7 +202,7 @@ class Algorithm(LearnerMethods):
     # ------------------------------------------------------------ training
 
     def train(self) -> dict[str, Any]:
-        """Run one iteration and return its result.
+        """Runs one iteration and returns its result.
 
         An iteration has at least one rollout and its updates, or the length set by `reporting`; in a run from data
         alone `updates_per_iteration` updates. The first call creates `logdir`, unless the run writes no files.
@@ -244,7 +244,7 @@ class Algorithm(LearnerMethods):
         """Hook of subclasses: `train` calls it with each result before it returns; the hook may change the result."""
 
     def _build_about(self) -> dict[str, Any]:
-        """Return the keys of a result about this process and the run."""
+        """Returns the keys of a result about this process and the run."""
         result, since = self.session.result or {}, self._restored
         named = {"iterations": "training_iteration", "timesteps": "timesteps_total", "time": "time_total_s"}
         return {
@@ -266,7 +266,7 @@ class Algorithm(LearnerMethods):
         return self.session.counted()
 
     def evaluate(self, duration: int | None = None) -> dict[str, Any]:
-        """Evaluate now, for `duration` episodes or timesteps (None: the config's duration). Return the metrics."""
+        """Evaluates now, for `duration` episodes or timesteps (None: the config's duration). Return the metrics."""
         return results.build_evaluation(self.session.evaluate(duration))
 
     @property
@@ -276,21 +276,21 @@ class Algorithm(LearnerMethods):
     eval_env_runner_group = evaluation_workers
 
     def set_task(self, task: Any) -> None:
-        """Set the task of all environments."""
+        """Sets the task of all environments."""
         self.session.set_task(task)
 
     def foreach_worker(self, func: Callable[[Any], Any]) -> list[Any]:
-        """Return `func(worker)` of all collectors, as `workers.foreach_worker`."""
+        """Returns `func(worker)` of all collectors, as `workers.foreach_worker`."""
         return self.workers.foreach_worker(func)
 
     def sample_replay(self) -> Batch | SequenceBatch:
-        """Return a batch of the replay or data sets, in numpy. Raises InputError: no replay, or an empty one."""
+        """Returns a batch of the replay or data sets, in numpy. Raises InputError: no replay, or an empty one."""
         return self.session.manual_steps.sample_replay()
 
     # ------------------------------------------------------------ policies
 
     def get_policy(self, policy_id: str = POLICY) -> ActionPolicy:
-        """Return a policy, which acts for one agent and has the outputs of its networks.
+        """Returns a policy, which acts for one agent and has the outputs of its networks.
 
         Raises:
           KeyError: unknown policy, or no name with several policies.
@@ -311,11 +311,11 @@ class Algorithm(LearnerMethods):
         return {name: self.get_policy(name) for name in find_policy_ids(self.session).ids}
 
     def compute_single_action(self, observation: Any, state: Any = None, *, policy_id: str = POLICY, **how: Any):
-        """Return the action for one observation of one agent: see `ActionPolicy.compute_single_action`."""
+        """Returns the action for one observation of one agent: see `ActionPolicy.compute_single_action`."""
         return self.get_policy(policy_id).compute_single_action(observation, state, **how)
 
     def compute_actions(self, observations: Any, state: Any = None, *, policy_id: str = POLICY, **how: Any):
-        """Return the actions for many observations: see `ActionPolicy.compute_actions`."""
+        """Returns the actions for many observations: see `ActionPolicy.compute_actions`."""
         return self.get_policy(policy_id).compute_actions(observations, state, **how)
 
     def add_policy(
@@ -323,7 +323,7 @@ class Algorithm(LearnerMethods):
         policy_state: PyTree | None = None, policy_mapping_fn: _MappingArg = None, policies_to_train: _Trained = None,
         **where: Any,
     ) -> ActionPolicy:  # fmt: skip
-        """Add a policy, by default with the first policy's settings, and return it. Rebuilds the run, for seconds.
+        """Adds a policy, by default with the first policy's settings, and returns it. Rebuilds the run, for seconds.
 
         Args:
           policy_id: id of the new policy.
@@ -354,33 +354,33 @@ class Algorithm(LearnerMethods):
         policies_to_train: _Trained = None,
         **where: Any,
     ) -> None:
-        """Remove a policy; arguments as in `add_policy`. Raises InputError: unknown, or used by the mapping."""
+        """Removes a policy; arguments as in `add_policy`. Raises InputError: unknown, or used by the mapping."""
         _check_ignored("remove_policy", where)
         self.session.remove_policy(policy_id, mapping=policy_mapping_fn, train=_to_name_function(policies_to_train))
         self._policies.pop(policy_id, None)
 
     def add_module(self, module_id: str, module_spec: Any = None, **options: Any) -> ActionPolicy:
-        """Call `add_policy`, with the names of RLlib's newer stack."""
+        """Calls `add_policy`, with the names of RLlib's newer stack."""
         return self.add_policy(module_id, **{_MODULE_ARGUMENTS.get(name, name): x for name, x in options.items()})
 
     def remove_module(self, module_id: str, **options: Any) -> None:
-        """Call `remove_policy`, with the names of RLlib's newer stack."""
+        """Calls `remove_policy`, with the names of RLlib's newer stack."""
         self.remove_policy(module_id, **{_MODULE_ARGUMENTS.get(name, name): x for name, x in options.items()})
 
     def _own_name(self, policy_id: str) -> str | None:
-        """Return the id of a policy; None for the only policy of a run."""
+        """Returns the id of a policy; None for the only policy of a run."""
         return find_policy_ids(self.session).resolve(policy_id) if self.session.policies else None
 
     # ------------------------------------------------------------ weights
 
     def get_weights(self, policies: Sequence[str] | None = None) -> dict[str, Any]:
-        """Return policy -> field of the State -> numpy arrays. Raises KeyError: unknown policy."""
+        """Returns policy -> field of the State -> numpy arrays. Raises KeyError: unknown policy."""
         return self.workers.local_worker().get_weights(policies)
 
     def import_weights(
         self, path: str | Path, mapping: Mapping[str, str] | None = None, *, policy_id: str = POLICY
     ) -> list[str]:
-        """Set parameters to arrays of a file, also in target networks, and return the names of the parameters.
+        """Sets parameters to arrays of a file, also in target networks, and returns the names of the parameters.
 
         Args:
           path: `*.npz` or `*.safetensors`; no content is executed.
@@ -409,7 +409,7 @@ class Algorithm(LearnerMethods):
         return self._directory
 
     def save(self, path: str | Path | None = None) -> Saved:
-        """Write a checkpoint for `restore`, `from_checkpoint` and `jrl.load`, and return its path.
+        """Writes a checkpoint for `restore`, `from_checkpoint` and `jrl.load`, and return its path.
 
         Args:
           path: new or empty directory; None: a new directory under `logdir`.
@@ -442,7 +442,7 @@ class Algorithm(LearnerMethods):
     def export_policy_model(
         self, export_dir: str | Path, policy_id: str = POLICY, onnx: int | None = None, *, format: str = "npz"
     ) -> dict[str, Any]:
-        """Write the policy as files that run without jrl, and return a description of them: see `jrl.export`.
+        """Writes the policy as files that run without jrl, and returns a description of them: see `jrl.export`.
 
         Args:
           export_dir: directory; an earlier export in it is replaced.
@@ -464,12 +464,12 @@ class Algorithm(LearnerMethods):
     export_model = export_policy_model
 
     def export_policy_checkpoint(self, export_dir: str | Path, policy_id: str = POLICY) -> Saved:
-        """Call `save(export_dir)`, which saves all policies; `jrl.load(path, policy=...)` loads one."""
+        """Calls `save(export_dir)`, which saves all policies; `jrl.load(path, policy=...)` loads one."""
         self.get_policy(policy_id)
         return self.save(export_dir)
 
     def restore(self, path: str | Path) -> None:
-        """Continue from a checkpoint of a run with this config. Raises InputError: missing, or of another config."""
+        """Continues from a checkpoint of a run with this config. Raises InputError: missing, or of another config."""
         found = checkpoint.locate(to_path(path))
         self._close(ended=False)
         self._open(found)
@@ -481,7 +481,7 @@ class Algorithm(LearnerMethods):
         cls, path: str | Path, policy_ids: Collection[str] | None = None, policy_mapping_fn: _MappingArg = None,
         policies_to_train: _Trained = None,
     ) -> "Algorithm":  # fmt: skip
-        """Return the Algorithm of a checkpoint, with its config.
+        """Returns the Algorithm of a checkpoint, with its config.
 
         Args:
           path: checkpoint.
@@ -506,7 +506,7 @@ class Algorithm(LearnerMethods):
         return new
 
     def stop(self) -> None:
-        """End the run's environments, processes and threads. Later calls do nothing.
+        """Ends the run's environments, processes and threads. Later calls do nothing.
 
         A run directory, if any, gets a last checkpoint and the learning curve.
         """
@@ -522,7 +522,7 @@ class Algorithm(LearnerMethods):
             self.session.close()
 
     def _close_files(self, *, ended: bool) -> None:
-        """Close the files. If the run has ended, write a last checkpoint and the learning curve first."""
+        """Closes the files. If the run has ended, write a last checkpoint and the learning curve first."""
         session, member = self.session, self._member
         written = member and member.checkpoints
         saved = (0, self._saved, written and written.last_saved)
@@ -538,13 +538,13 @@ class Algorithm(LearnerMethods):
             run_directory.plot(session, member.directory)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the content of a checkpoint: `config`, `arrays`, and `meta` with counters and spaces."""
+        """Returns the content of a checkpoint: `config`, `arrays`, and `meta` with counters and spaces."""
         session = self.session
         arrays = checkpoint.copy_to_host(session.parts())
         return {"config": self.config.to_dict(), "arrays": arrays, "meta": session.description()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Continue from the result of `__getstate__`. Raises InputError: another config."""
+        """Continues from the result of `__getstate__`. Raises InputError: another config."""
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch) / "checkpoint"
             checkpoint.write(path, state["arrays"], state["meta"])
@@ -566,7 +566,7 @@ class Algorithm(LearnerMethods):
 
 @functools.cache
 def _node_ip() -> str:
-    """Return the address of this machine, or the loopback address if the machine's name has no address."""
+    """Returns the address of this machine, or the loopback address if the machine's name has no address."""
     try:
         return socket.gethostbyname(socket.gethostname())
     except OSError:
@@ -574,7 +574,7 @@ def _node_ip() -> str:
 
 
 def _to_name_function(train: _Trained) -> Any:
-    """Return policies to train with a function (policy, batch) of RLlib as a function of the name."""
+    """Returns policies to train with a function (policy, batch) of RLlib as a function of the name."""
     if not callable(train):
         return train
     try:

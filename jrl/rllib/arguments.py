@@ -60,7 +60,7 @@ class Argument(NamedTuple):
 
 @functools.cache
 def build_arguments(algo: str) -> dict[str, dict[str, Argument]]:
-    """Return method -> keyword -> Argument of an algorithm; for an empty name of all algorithms."""
+    """Returns method -> keyword -> Argument of an algorithm; for an empty name of all algorithms."""
     if not algo:
         shared: dict[str, dict[str, Argument]] = {}
         for name in algos.names():
@@ -108,7 +108,7 @@ def _build_argument(key: str, algo_config: type) -> Argument:
 
 
 def build_method(name: str, given: Mapping[str, Argument] | None, setter: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method `name(self, *, ...)` that calls setter(self, name, keywords) and returns self.
+    """Returns a method `name(self, *, ...)` that calls setter(self, name, keywords) and returns self.
 
     Args:
       name: name of the method.

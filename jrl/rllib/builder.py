@@ -76,18 +76,18 @@ class AlgorithmConfig:
 
     @classmethod
     def methods(cls) -> dict[str, dict[str, Argument]]:
-        """Return method -> keyword -> Argument; without an algorithm of all algorithms."""
+        """Returns method -> keyword -> Argument; without an algorithm of all algorithms."""
         return arguments.build_arguments(cls.algo_name)
 
     @classmethod
     def names(cls) -> dict[str, str]:
-        """Return argument -> method, for all methods."""
+        """Returns argument -> method, for all methods."""
         return {name: method for method, known in reversed(cls.methods().items()) for name in known}
 
     # ------------------------------------------------------------ setting
 
     def stop(self, **criteria: float) -> Self:
-        """Set the end of a run: env_steps=1_000_000, or metrics such as `**{"episode/return": 475}`."""
+        """Sets the end of a run: env_steps=1_000_000, or metrics such as `**{"episode/return": 475}`."""
         self._merge({"stop": criteria})
         return self
 
@@ -105,7 +105,7 @@ class AlgorithmConfig:
             raise InputError(*wrong)
 
     def _set_rllib(self, method: str, name: str, value: Any) -> list[str]:
-        """Set a key of RLlib, and return its faults."""
+        """Sets a key of RLlib, and returns its faults."""
         wrong: list[str] = []
         for spelled, given in split_containers({name: _to_dict(value)}):
             if spelled in KEYS:
@@ -135,7 +135,7 @@ class AlgorithmConfig:
         self._merge(nest_key(key, plain))
 
     def _to_plain(self, key: str, value: Any) -> Any:
-        """Return a value for the tree, with the names of objects."""
+        """Returns a value for the tree, with the names of objects."""
         if _is_search(value):
             if not isinstance(value, Mapping):
                 return value
@@ -170,7 +170,7 @@ class AlgorithmConfig:
 
     @classmethod
     def build_sections(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return settings as sections that override a run of this algorithm, or of the algorithm that they name."""
+        """Returns settings as sections that override a run of this algorithm, or of the algorithm that they name."""
         from jrl.rllib import config_class
 
         algo = given.get("algo")
@@ -185,7 +185,7 @@ class AlgorithmConfig:
 
     @classmethod
     def build_policy(cls, spec: multi_agent.Spec, run: str | None = None) -> dict[str, Any]:
-        """Return the sections of a policy, in a run of RLlib's algorithm `run`.
+        """Returns the sections of a policy, in a run of RLlib's algorithm `run`.
 
         Without an algorithm its settings stay untranslated. Raises InputError.
         """
@@ -205,7 +205,7 @@ class AlgorithmConfig:
         return found
 
     def update_from_dict(self, data: "Mapping[str, Any] | AlgorithmConfig") -> Self:
-        """Set arguments of methods by name (`lr`), sections of the tree (`algo: {...}`), or the settings of a config.
+        """Sets arguments of methods by name (`lr`), sections of the tree (`algo: {...}`), or the settings of a config.
 
         Raises:
           InputError: unknown keys, all of them.
@@ -242,7 +242,7 @@ class AlgorithmConfig:
     # ------------------------------------------------------------ unknown names
 
     def _describe_unknown(self, name: str, method: str) -> str:
-        """Return the message about an unknown argument, with the most similar name."""
+        """Returns the message about an unknown argument, with the most similar name."""
         places, methods = self.names(), self.methods()
         if name in places:
             return f"{method}: {name} is an argument of {places[name]}()"
@@ -269,7 +269,7 @@ class AlgorithmConfig:
     # ------------------------------------------------------------ reading
 
     def arguments(self) -> dict[str, Any]:
-        """Return the settings by name of argument, with searches, for `update_from_dict`."""
+        """Returns the settings by name of argument, with searches, for `update_from_dict`."""
         tree, found = copy.deepcopy(self._given), {}
         for name, method in self.names().items():
             key = self.methods()[method][name].key
@@ -283,11 +283,11 @@ class AlgorithmConfig:
 
     @classmethod
     def overrides(cls, **keywords: Any) -> dict[str, Any]:
-        """Return settings as a tree, such as `evaluation_config=overrides(explore=False)`. Raises InputError."""
+        """Returns settings as a tree, such as `evaluation_config=overrides(explore=False)`. Raises InputError."""
         return cls.build_sections(keywords) if cls.algo_name else keywords  # `evaluation` translates the names later
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the complete tree, with defaults, for `from_dict`; without an algorithm `arguments()`."""
+        """Returns the complete tree, with defaults, for `from_dict`; without an algorithm `arguments()`."""
         return self._build_tree(defaults=True) if self.algo_name else self.arguments()
 
     def _build_tree(self, *, defaults: bool) -> dict[str, Any]:
@@ -307,7 +307,7 @@ class AlgorithmConfig:
         return tree
 
     def _translate(self) -> Job:
-        """Return the translation of RLlib's keys. Searches are left out, for the trials."""
+        """Returns the translation of RLlib's keys. Searches are left out, for the trials."""
         raw = {name: value for name, value in self._rllib.items() if not _is_search(value)}
         own = algos.get_config_class(self.algo_name)
         job = Job(self.algo_name, self.variant or self.algo_name, own, raw, base=self._given)
@@ -322,7 +322,7 @@ class AlgorithmConfig:
         return job
 
     def translations(self) -> list[str]:
-        """Return a line for each given key of RLlib: `clip_param -> algo.clip_eps: 0.3`.
+        """Returns a line for each given key of RLlib: `clip_param -> algo.clip_eps: 0.3`.
 
         A key that is also a name of jrl has a line only if its value changes.
         """
@@ -341,7 +341,7 @@ class AlgorithmConfig:
         return made
 
     def to_run_config(self) -> RunConfig:
-        """Return the config of a run. Raises InputError: all faults."""
+        """Returns the config of a run. Raises InputError: all faults."""
         tree = self._build_tree(defaults=True)
         register_ray_environment((tree.get("env") or {}).get("id"))
         return config.from_dict(tree)
@@ -352,7 +352,7 @@ class AlgorithmConfig:
         return bool(self["multi_agent"]) or (self["env"] is not None and envs.is_multi_agent(self.to_run_config().env))
 
     def to_yaml(self, path: str | Path | None = None) -> str:
-        """Return the complete tree as YAML, for `python -m jrl.train`, and write it to `path` if given."""
+        """Returns the complete tree as YAML, for `python -m jrl.train`, and write it to `path` if given."""
         tree, odd = config.plain(self._build_tree(defaults=True))
         if odd:
             raise InputError(*(message for _, message in odd))
@@ -364,7 +364,7 @@ class AlgorithmConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "AlgorithmConfig":
-        """Return the config of a tree, with the class of its `algo.name`, or of arguments. Raises InputError."""
+        """Returns the config of a tree, with the class of its `algo.name`, or of arguments. Raises InputError."""
         from jrl.rllib import config_class
 
         if cls.algo_name and "algo" not in data:
@@ -374,27 +374,27 @@ class AlgorithmConfig:
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> "AlgorithmConfig":
-        """Return the config of a YAML file. Raises InputError."""
+        """Returns the config of a YAML file. Raises InputError."""
         return cls.from_dict(schema.read_yaml(resolve(path, "from_yaml", "file")))
 
     def validate(self) -> Self:
-        """Check the settings, with the environment's options, and return self. Raises InputError: all faults."""
+        """Checks the settings, with the environment's options, and returns self. Raises InputError: all faults."""
         preflight.check(self.to_run_config())
         return self
 
     def copy(self, copy_frozen: bool | None = None) -> Self:
-        """Return an equal config. `copy_frozen`: whether it is frozen; None: like this config."""
+        """Returns an equal config. `copy_frozen`: whether it is frozen; None: like this config."""
         other = copy.copy(self)
         other._given, other._rllib = copy.deepcopy(self._given), {**self._rllib}
         other._frozen = self._frozen if copy_frozen is None else copy_frozen
         return other
 
     def freeze(self) -> None:
-        """Make later changes raise AttributeError."""
+        """Makes later changes raise AttributeError."""
         self._frozen = True
 
     def build(self, env: Any = None, logger_creator: Any = None, use_copy: bool = True) -> Any:
-        """Return the Algorithm of a frozen copy of this config. Raises InputError.
+        """Returns the Algorithm of a frozen copy of this config. Raises InputError.
 
         Args:
           env: environment; None: the environment of the config.
@@ -414,7 +414,7 @@ class AlgorithmConfig:
     # ------------------------------------------------------------ access as a mapping, and by attributes
 
     def __getitem__(self, name: str) -> Any:
-        """Return the value of an argument by jrl's or RLlib's name, or a section of the tree."""
+        """Returns the value of an argument by jrl's or RLlib's name, or a section of the tree."""
         latest = KEYS[name].name if name in KEYS else name
         if found := [value for given, value in self._rllib.items() if KEYS[given].name == latest]:
             return found[0]
@@ -431,26 +431,26 @@ class AlgorithmConfig:
         self.update_from_dict({name: value})
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an argument: `config.lr = 1e-3` equals `training(lr=1e-3)`."""
+        """Sets an argument: `config.lr = 1e-3` equals `training(lr=1e-3)`."""
         if name.startswith("_") or name == "algo_class":
             object.__setattr__(self, name, value)
         else:
             self.update_from_dict({name: value})
 
     def keys(self) -> list[str]:
-        """Return the names for `config[name]`."""
+        """Returns the names for `config[name]`."""
         return list(self.names())
 
     def items(self) -> list[tuple[str, Any]]:
-        """Return (name, value) of each."""
+        """Returns (name, value) of each."""
         return [(name, self[name]) for name in self.names()]
 
     def values(self) -> list[Any]:
-        """Return the values of `keys()`, in that order."""
+        """Returns the values of `keys()`, in that order."""
         return [value for _, value in self.items()]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return `config[name]`; `default` for an unknown name."""
+        """Returns `config[name]`; `default` for an unknown name."""
         try:
             return self[name]
         except KeyError:
@@ -476,7 +476,7 @@ for _name in (*arguments.METHODS, *arguments.ONLY_RLLIB):
 
 
 def build_class(name: str) -> type[AlgorithmConfig]:
-    """Return the config class of an algorithm, with its arguments in the signatures of the methods."""
+    """Returns the config class of an algorithm, with its arguments in the signatures of the methods."""
     title, known = algos.title(name), arguments.build_arguments(name)
     doc = f"Settings of {title}, by group: {', '.join(known)}. `help({title}Config.training)` shows them."
     made = {method: arguments.build_method(method, given, AlgorithmConfig._set) for method, given in known.items()}
@@ -485,7 +485,7 @@ def build_class(name: str) -> type[AlgorithmConfig]:
 
 
 def register_ray_environment(name: Any) -> None:
-    """Register an environment that only Ray Tune knows, by `ray.tune.register_env(name, creator)`."""
+    """Registers an environment that only Ray Tune knows, by `ray.tune.register_env(name, creator)`."""
     if not isinstance(name, str) or registry.registered(name) is not None or "ray.tune.registry" not in sys.modules:
         return
     from ray.tune.registry import ENV_CREATOR, _global_registry
@@ -495,12 +495,12 @@ def register_ray_environment(name: Any) -> None:
 
 
 def _is_search(value: Any) -> bool:
-    """Return whether a value is a search of Ray Tune: a grid, or a distribution."""
+    """Returns whether a value is a search of Ray Tune: a grid, or a distribution."""
     if isinstance(value, Mapping):
         return set(value) == {"grid_search"}
     return type(value).__module__.startswith("ray.tune.search")
 
 
 def _to_dict(value: Any) -> Any:
-    """Return the dict of a dataclass, such as RLlib's DefaultModelConfig; other values unchanged."""
+    """Returns the dict of a dataclass, such as RLlib's DefaultModelConfig; other values unchanged."""
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value

@@ -37,7 +37,7 @@ _FROM_RLLIB = ("ray.rllib.", "rllib.")
 
 
 def from_rllib(config: Mapping[str, Any], algo: str | None = None) -> dict[str, Any]:
-    """Return the section `algo.exploration` of RLlib's `exploration_config`.
+    """Returns the section `algo.exploration` of RLlib's `exploration_config`.
 
     Missing options have RLlib's defaults. A user's class becomes `custom`, with all options; `jrl.algos.exploration`
     documents its call. `PerWorkerEpsilonGreedy` keeps only its ladder: with workers, RLlib ignores its schedule, too.
@@ -93,7 +93,7 @@ def _convert(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _convert_target(exploration: Any) -> dict[str, Any]:
-    """Return the target of parameter noise, which RLlib derives from another exploration, `sub_exploration`."""
+    """Returns the target of parameter noise, which RLlib derives from another exploration, `sub_exploration`."""
     if exploration is None:
         return {}
     converted = from_rllib(exploration)
@@ -111,7 +111,7 @@ def _convert_target(exploration: Any) -> dict[str, Any]:
 
 
 def _find_type(given: Any) -> tuple[str | None, str]:
-    """Return (type of _OPTIONS, "") or (None, name of the user's class or function)."""
+    """Returns (type of _OPTIONS, "") or (None, name of the user's class or function)."""
     path = given
     if callable(given):
         module = getattr(given, "__module__", "")
@@ -132,7 +132,7 @@ def _find_type(given: Any) -> tuple[str | None, str]:
 
 
 def _build_schedule(options: Mapping[str, Any], name: str, times: float = 1.0) -> Any:
-    """Return the schedule of an option times a factor: its points, or a line from the first value to the last."""
+    """Returns the schedule of an option times a factor: its points, or a line from the first value to the last."""
     points = options[f"{name}_schedule"]
     if points is None:
         first, last = (times * options[f"{which}_{name}"] for which in ("initial", "final"))

@@ -75,7 +75,7 @@ HINTS: dict[str, dict[str, str]] = {
 
 
 def build_error(owner: Any, name: str, kind: str) -> AttributeError | ImportError:
-    """Return the error of a missing attribute, with a hint.
+    """Returns the error of a missing attribute, with a hint.
 
     `from package import name` hides the text of an AttributeError, so the import statement gets an ImportError.
 
@@ -95,7 +95,7 @@ def build_error(owner: Any, name: str, kind: str) -> AttributeError | ImportErro
 
 
 def _is_import(package: str, name: str) -> bool:
-    """Return whether an import statement reads the name: it tries the attribute first, and then a submodule."""
+    """Returns whether an import statement reads the name: it tries the attribute first, and then a submodule."""
     callers = inspect.stack(0)[2:5]
     by_import = any(frame.filename.startswith("<frozen importlib") for frame in callers)
     return by_import and importlib.util.find_spec(f"{package}.{name}") is None

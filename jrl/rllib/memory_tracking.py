@@ -30,5 +30,5 @@ class MemoryTrackingCallbacks(Callbacks):
 
 
 def nbytes(x: Any) -> int:
-    """Return the bytes of a jax array on this machine's devices; a replicated array counts on each device."""
+    """Returns the bytes of a jax array on this machine's devices; a replicated array counts on each device."""
     return math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize * len(x.sharding.addressable_devices)

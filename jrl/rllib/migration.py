@@ -33,12 +33,12 @@ class Migration(NamedTuple):
     dropped: Sequence[str] = ()  # a line for each key whose feature jrl lacks, and each unknown key
 
     def report(self) -> list[str]:
-        """Return all lines of the report."""
+        """Returns all lines of the report."""
         return self.lines + ["dropped, as was asked:", *(f"  {line}" for line in self.dropped)] * bool(self.dropped)
 
 
 def looks_like_rllib(data: Mapping[str, Any]) -> bool:
-    """Return whether data are a configuration of RLlib: a tuned example, an experiment, or a dict of its keys."""
+    """Returns whether data are a configuration of RLlib: a tuned example, an experiment, or a dict of its keys."""
     env = data.get("env")
     if config.is_jrl_config(data) or (isinstance(env, Mapping) and "grid_search" not in env):
         return False
@@ -48,7 +48,7 @@ def looks_like_rllib(data: Mapping[str, Any]) -> bool:
 def migrate(
     data: Mapping[str, Any], *, algo: str | None = None, env: Any = None, name: str | None = None, drop: bool = False
 ) -> Migration:
-    """Return the migration of a configuration of RLlib, checked by `jrl.config.reader.from_dict`.
+    """Returns the migration of a configuration of RLlib, checked by `jrl.config.reader.from_dict`.
 
     Args:
       data: `{name: {run, env, stop, config}}`, `{run, env, stop, config}`, or a config dict.
@@ -76,7 +76,7 @@ def _build_migration(job: Job, drop: bool) -> Migration:
 
 
 def _build_job(data: Mapping[str, Any], algo: str | None, env: Any, name: str | None) -> Job:
-    """Return the translation of all keys. Raises InputError: unknown algorithm or experiment."""
+    """Returns the translation of all keys. Raises InputError: unknown algorithm or experiment."""
     from jrl.algos import get_config_class
 
     given = _find_experiment(data, name)
@@ -103,7 +103,7 @@ def _build_job(data: Mapping[str, Any], algo: str | None, env: Any, name: str | 
 
 
 def _find_algorithm(given: Any) -> str:
-    """Return the key of ALGORITHMS for RLlib's name, class or trainer."""
+    """Returns the key of ALGORITHMS for RLlib's name, class or trainer."""
     if given is None:
         raise InputError(f"the name of the algorithm is missing: give --algo with one of {_KNOWN}")
     name = given.strip().strip("<>'\" ").rpartition(".")[2].lower()
@@ -116,7 +116,7 @@ def _find_algorithm(given: Any) -> str:
 
 
 def _take_first_choices(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the keys with the first value of each grid_search, and a line for each."""
+    """Returns the keys with the first value of each grid_search, and a line for each."""
     lines: list[str] = []
 
     def first(value: Any, key: str) -> Any:
@@ -133,7 +133,7 @@ def _take_first_choices(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
 
 
 def _is_experiment(body: Any) -> bool:
-    """Return whether a value is an experiment, as under the name of a tuned example."""
+    """Returns whether a value is an experiment, as under the name of a tuned example."""
     if not isinstance(body, Mapping):
         return False
     return isinstance(body.get("run", body.get("algo")), str) or (
@@ -146,7 +146,7 @@ def _has_experiments(data: Mapping[str, Any]) -> bool:
 
 
 def _find_experiment(data: Any, name: str | None) -> dict[str, Any]:
-    """Return the keys of a tuned example, an experiment, or a config dict; keys outside of `config` are last."""
+    """Returns the keys of a tuned example, an experiment, or a config dict; keys outside of `config` are last."""
     if not isinstance(data, Mapping):
         raise InputError(f"expected a mapping of RLlib's keys, got {short(data)}")
     if _has_experiments(data):
@@ -164,7 +164,7 @@ def _find_experiment(data: Any, name: str | None) -> dict[str, Any]:
 
 
 def _override(data: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration of RLlib, or each of its experiments, with some keys of `config` overridden."""
+    """Returns a configuration of RLlib, or each of its experiments, with some keys of `config` overridden."""
     if _has_experiments(data):
         return {name: _override(body, given) for name, body in data.items()}
     inner = data.get("config")
@@ -181,7 +181,7 @@ def translated(
     over_it: Mapping[str, Any] | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Mapping[str, Any]:
-    """Return a config of jrl as plain data, from a config of jrl or RLlib.
+    """Returns a config of jrl as plain data, from a config of jrl or RLlib.
 
     Args:
       data: content of a config file, or empty.
@@ -211,7 +211,7 @@ def translated(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print jrl's config on stdout and the report on stderr. Return the exit status: 2 for bad input."""
+    """Prints jrl's config on stdout and the report on stderr. Return the exit status: 2 for bad input."""
     parser = command.parser("config migrate", "RLlib's configuration as jrl's, on stdout.")
     parser.add_argument("config", help="YAML or JSON file: a tuned example, or a config dict such as params.json")
     parser.add_argument("--algo", help="RLlib's name of the algorithm, where the file has none")

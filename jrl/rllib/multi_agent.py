@@ -35,7 +35,7 @@ class Spec(NamedTuple):
 
 
 def read_policies(value: Any, key: str) -> dict[str, Spec]:
-    """Return the policies of a set or list of ids, or of id -> None, a config, a PolicySpec, or a tuple of its parts.
+    """Returns the policies of a set or list of ids, or of id -> None, a config, a PolicySpec, or a tuple of its parts.
 
     Args:
       value: policies in RLlib's form.
@@ -75,7 +75,7 @@ def _read_spec(given: Any, key: str) -> Spec:
 
 
 def _find_source(cls: Any) -> str | None:
-    """Return RLlib's name of the algorithm of a class, given as a class, path or name.
+    """Returns RLlib's name of the algorithm of a class, given as a class, path or name.
 
     >>> _find_source("ray.rllib.algorithms.dqn.dqn_torch_policy.DQNTorchPolicy"), _find_source("ImpalaTF2Policy")
     ('dqn', 'impala')
@@ -91,12 +91,12 @@ def _find_source(cls: Any) -> str | None:
 
 
 def _class_path(cls: Any) -> str:
-    """Return the path of a class, also from its `str(cls)`, which RLlib's files have."""
+    """Returns the path of a class, also from its `str(cls)`, which RLlib's files have."""
     return str(cls).strip("<> ").removeprefix("class ").strip("'\" ")
 
 
 def build_class_sections(spec: Spec, run: str | None) -> dict[str, Any]:
-    """Return the sections that follow from a policy's class, in a run of RLlib's algorithm `run`; None: unknown.
+    """Returns the sections that follow from a policy's class, in a run of RLlib's algorithm `run`; None: unknown.
 
     Raises:
       InputError: the class names no algorithm.
@@ -124,7 +124,7 @@ def build_class_sections(spec: Spec, run: str | None) -> dict[str, Any]:
 
 
 def _add_policies(job: Job, key: str, specs: Mapping[str, Spec]) -> None:
-    """Add policies, or settings of policies, to the translation; refuse wrong ones."""
+    """Adds policies, or settings of policies, to the translation; refuse wrong ones."""
     own: dict[str, Any] = {}
     for name, spec in specs.items():
         tree = job.build_nested(f"{key}.{name}", job.builder.build_policy, spec, job.source)
@@ -153,7 +153,7 @@ def _overrides(job: Job, key: str, value: Any) -> None:
 
 @rule("rl_module_spec")
 def _modules(job: Job, key: str, value: Any) -> None:
-    """Translate the networks of a MultiRLModuleSpec; a class of modules names no algorithm (IMPALA has PPO's)."""
+    """Translates the networks of a MultiRLModuleSpec; a class of modules names no algorithm (IMPALA has PPO's)."""
     part = lambda x, name: x.get(name) if isinstance(x, Mapping) else getattr(x, name, None)
     specs, lacking = part(value, "rl_module_specs") or part(value, "module_specs"), KEYS["model.custom_model"].note
     if not isinstance(specs, Mapping):

@@ -41,7 +41,7 @@ class ActionPolicy(WorkerPolicy):
         self._outputs = jax.jit(actor.algo.outputs) if actor.algo.outputs else None
 
     def _read(self, obs: Any, prev_action: PyTree = None, prev_reward: Any = None, *, single: bool = False) -> Any:
-        """Return observations [N, *], the items of the previous step, and N."""
+        """Returns observations [N, *], the items of the previous step, and N."""
         if isinstance(obs, tuple) and len(obs) == 2 and isinstance(obs[1], dict):
             space = self.observation_space
             if not (isinstance(space, Tuple) and len(space.items) == 2):
@@ -65,7 +65,7 @@ class ActionPolicy(WorkerPolicy):
         self, obs: Any, state: PyTree, explore: bool | None, past: tuple[Any, Any], *, single: bool,
         begins: Any = None, **units: Any,
     ) -> tuple[PyTree, PyTree, dict[str, PyTree]]:  # fmt: skip
-        """Return (actions, state, extras), for a single observation without the axis N. `units`: of `Actor.compute`."""
+        """Returns (actions, state, extras), without the axis N for one observation. `units`: of `Actor.compute`."""
         obs, given, num = self._read(obs, *past, single=single)
         if self._version != self._session.version:
             self._actor.set_weights(self._session.actor(self._name))
@@ -83,11 +83,11 @@ class ActionPolicy(WorkerPolicy):
         return jax.tree.map(lambda x: x[0], found) if single else found
 
     def get_initial_state(self) -> PyTree:
-        """Return the state of one environment at an episode's start; [] if the policy is not `recurrent`."""
+        """Returns the state of one environment at an episode's start; [] if the policy is not `recurrent`."""
         return jax.tree.map(lambda x: np.asarray(x)[0], _to_state(self._actor.init_memory(1))) if self.recurrent else []
 
     def is_recurrent(self) -> bool:
-        """Return `recurrent`, by RLlib's name."""
+        """Returns `recurrent`, by RLlib's name."""
         return self.recurrent
 
     def compute_single_action(
@@ -95,7 +95,7 @@ class ActionPolicy(WorkerPolicy):
         explore: bool | None = None, full_fetch: bool = False, unsquash_action: bool | None = None,
         clip_action: bool | None = None,
     ) -> Any:  # fmt: skip
-        """Return the action for one observation, in the environment's units. Observation statistics do not change.
+        """Returns the action for one observation, in the environment's units. Observation statistics do not change.
 
         Args:
           obs: [*] observation of one environment, with the structure of its space.
@@ -119,7 +119,7 @@ class ActionPolicy(WorkerPolicy):
         self, observations: Any, state: PyTree = None, *, prev_action: PyTree = None, prev_reward: Any = None,
         explore: bool | None = None,
     ) -> Any:  # fmt: skip
-        """Return the actions for many observations: [N, *] for [N, *], a dict by agent for a dict by agent.
+        """Returns the actions for many observations: [N, *] for [N, *], a dict by agent for a dict by agent.
 
         Without exploration the actions equal those of N calls of `compute_single_action`. A state has a leading axis N.
         The result is (actions, state, extras) whenever `compute_single_action` returns a state.
@@ -134,7 +134,7 @@ class ActionPolicy(WorkerPolicy):
     def predict(
         self, observation: Any, state: PyTree = None, episode_start: Any = None, deterministic: bool = False
     ) -> tuple[Any, PyTree]:
-        """Return (actions, state) of one observation [*] or many observations [N, *], with SB3's arguments.
+        """Returns (actions, state) of one observation [*] or many observations [N, *], with SB3's arguments.
 
         Args:
           observation: [*] or [N, *].
@@ -147,7 +147,7 @@ class ActionPolicy(WorkerPolicy):
         return found[0], found[1] if self._gives_state(state) else None
 
     def compute_log_likelihoods(self, actions: PyTree, obs_batch: Any) -> np.ndarray:
-        """Return log pi(a | s) [N] f32 of the policy's actions [N, *]. Raises ValueError: no distribution."""
+        """Returns log pi(a | s) [N] f32 of the policy's actions [N, *]. Raises ValueError: no distribution."""
         return np.asarray(self.distribution(obs_batch).log_prob(actions))
 
     def __getattr__(self, name: str) -> Any:
@@ -157,13 +157,13 @@ class ActionPolicy(WorkerPolicy):
         return self.recurrent or not _is_empty(state)
 
     def _is_batch(self, observations: Mapping) -> bool:
-        """Return whether a mapping is a batch of a Dict space, not observations by agent."""
+        """Returns whether a mapping is a batch of a Dict space, not observations by agent."""
         space = self.observation_space
         names = {name for name, _ in space.items} if isinstance(space, Dict) else {"obs"}
         return names <= set(observations) and set(observations) - names <= set(self._reader.added)
 
     def outputs(self, observations: Any) -> dict[str, Any]:
-        """Return the outputs of the networks for observations [N, *], with memory at an episode's start.
+        """Returns the outputs of the networks for observations [N, *], with memory at an episode's start.
 
         Returns:
           The outputs of the algorithm by name: `distribution` (batched [N], with sample(key), log_prob(action),
@@ -178,23 +178,23 @@ class ActionPolicy(WorkerPolicy):
         return self._outputs(self._session.learner_state(self._name), obs)
 
     def distribution(self, observations: Any) -> Any:
-        """Return the distribution of the actions, batched [N]. Raises ValueError for algorithms without one."""
+        """Returns the distribution of the actions, batched [N]. Raises ValueError for algorithms without one."""
         return _get_output(self.outputs(observations), "distribution")
 
     def value_function(self, observations: Any) -> np.ndarray:
-        """Return V [N] f32 of observations [N, *]; for an algorithm with Q, the value of the best action."""
+        """Returns V [N] f32 of observations [N, *]; for an algorithm with Q, the value of the best action."""
         found = self.outputs(observations)
         if "value" not in found and "q" in found:
             return np.asarray(found["q"]).max(-1)
         return np.asarray(_get_output(found, "value"))
 
     def q_values(self, observations: Any) -> np.ndarray:
-        """Return q [N, A] f32 of observations [N, *]. Raises ValueError for algorithms without one."""
+        """Returns q [N, A] f32 of observations [N, *]. Raises ValueError for algorithms without one."""
         return np.asarray(_get_output(self.outputs(observations), "q"))
 
     @property
     def dist_class(self) -> type | None:
-        """Return the class of `distribution`; None for algorithms without one."""
+        """Returns the class of `distribution`; None for algorithms without one."""
         if self._outputs is None:
             return None
         zeros = jax.tree.map(lambda x: np.zeros((1, *x.shape), x.dtype), element(self._spec.observation))
@@ -202,13 +202,13 @@ class ActionPolicy(WorkerPolicy):
         return None if found is None else type(found)
 
     def parameters(self) -> list[tuple[str, tuple[int, ...], int]]:
-        """Return (name, shape, number of elements) of every array of the learning networks."""
+        """Returns (name, shape, number of elements) of every array of the learning networks."""
         params = self._session.learner_state(self._name).params
         name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
         return [(name(path), tuple(x.shape), int(x.size)) for path, x in jax.tree.leaves_with_path(params)]
 
     def summary(self) -> str:
-        """Return the parameters as a table, with the total number."""
+        """Returns the parameters as a table, with the total number."""
         rows = self.parameters()
         shown = [(name, str(shape), count) for name, shape, count in rows]
         shown.append(("total", "", sum(count for _, _, count in rows)))
@@ -227,5 +227,5 @@ def _to_state(memory: Memory) -> PyTree:
 
 
 def _is_empty(state: PyTree) -> bool:
-    """Return whether a state is missing: programs of RLlib pass [] to policies without state."""
+    """Returns whether a state is missing: programs of RLlib pass [] to policies without state."""
     return state is None or (isinstance(state, list | tuple) and not state)

@@ -284,7 +284,7 @@ def _activation(job: Job, key: str, value: Any) -> None:
 
 
 def _put_network_key(job: Job, key: str, value: Any, last: str, ours: str) -> None:
-    """Translate a key of networks that is the same for policy and critics in jrl: the policy's value wins."""
+    """Translates a key of networks that is the same for policy and critics in jrl: the policy's value wins."""
     policy, critics = (job.given.get(f"{model}.{last}") for model in (_POLICY, _CRITICS))
     of_model = key.startswith("model.")
     if job.algo not in WITH_CRITICS and not of_model:
@@ -445,7 +445,7 @@ def _input(job: Job, key: str, value: Any) -> None:
 
 
 def _put_clients(job: Job, key: str, value: Any) -> None:
-    """Set the section `external` for the input PolicyServerInput: a run of `python -m jrl.serve`."""
+    """Sets the section `external` for the input PolicyServerInput: a run of `python -m jrl.serve`."""
     config = job.given.get("input_config")
     config = config if isinstance(config, Mapping) else {}
     host, port = config.get("address"), config.get("port")

@@ -61,18 +61,18 @@ def same(section: str, names: str, **more: Any) -> list[KeyRow]:
 
 
 def args(method: str, section: str, names: str, **more: str) -> list[KeyRow]:
-    """Return the rows of arguments of jrl alone: fields of a section, and arguments with other names."""
+    """Returns the rows of arguments of jrl alone: fields of a section, and arguments with other names."""
     keys = {name: f"{section}.{name}" for name in names.split()} | more
     return [KeyRow((), key, by=method, argument=name, key=key) for name, key in keys.items()]
 
 
 def _models(name: str) -> str:
-    """Return the names of a key of the model; RNNSAC has the key in the dict of each network."""
+    """Returns the names of a key of the model; RNNSAC has the key in the dict of each network."""
     return f"model.{name} policy_model_config.{name} policy_model.{name} q_model_config.{name} Q_model.{name}"
 
 
 def schedule(job: Any, value: Any) -> Any:
-    """Return a number, or a schedule [[step, number], ...] that begins at step 0."""
+    """Returns a number, or a schedule [[step, number], ...] that begins at step 0."""
     if not isinstance(value, list | tuple) or not value:
         return value
     points = [list(point) if isinstance(point, list | tuple) else point for point in value]
@@ -700,7 +700,7 @@ CONTAINERS = {name: key.name for name, key in KEYS.items() if key.note == _CONTA
 
 
 def markdown() -> str:
-    """Return the table in docs/rllib-users.md."""
+    """Returns the table in docs/rllib-users.md."""
     lines = []
     for title, keys in GROUPS.items():
         lines += [f"### {title}", "", "| RLlib | jrl | |", "| --- | --- | --- |"]

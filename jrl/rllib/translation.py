@@ -142,16 +142,16 @@ class Job:
         return RllibSizes(self)
 
     def base_value(self, ours: str) -> Any:
-        """Return the value of a key in `base`; None: not set."""
+        """Returns the value of a key in `base`; None: not set."""
         return get_value(self.base, ours)
 
     def base_count(self, ours: str) -> int | None:
-        """Return the value of a key in `base` if it is an integer above 0; None otherwise."""
+        """Returns the value of a key in `base` if it is an integer above 0; None otherwise."""
         found = self.base_value(ours)
         return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None
 
     def number(self, key: str, *, least: float = -math.inf, whole: bool = True) -> Any:
-        """Return the given number of a key; None: not set, or a fault."""
+        """Returns the given number of a key; None: not set, or a fault."""
         name = KEYS[key].name
         value, key = self.given.get(name), self.spelled.get(name, key)
         if value is None or value == "auto":
@@ -166,7 +166,7 @@ class Job:
     # ------------------------------------------------------------ results of rules
 
     def put(self, key: str, ours: str, value: Any, note: str = "") -> None:
-        """Set a key of jrl and report it; or report why the key has no effect in the run."""
+        """Sets a key of jrl and reports it, or reports why the key has no effect in the run."""
         section, _, name = ours.partition(".")
         if section == "algo" and name != "name" and name not in self.fields:
             return self.drop(key, f"{self.algo} has no {name}")
@@ -181,7 +181,7 @@ class Job:
         return self.report(key, ours, value, note)
 
     def report(self, key: str, ours: str, value: Any, note: str = "") -> None:
-        """Report the value of jrl that a key becomes."""
+        """Reports the value of jrl that a key becomes."""
         self.lines.append(f"{key} -> {ours}: {format_value(value)}" + (f"  ({note})" if note else ""))
 
     def _no_use(self, section: str, name: str) -> str | None:
@@ -194,7 +194,7 @@ class Job:
         return None
 
     def set(self, ours: str, value: Any, key: str) -> None:
-        """Set a key of jrl without a report; a mapping replaces the mapping before."""
+        """Sets a key of jrl without a report; a mapping replaces the mapping before."""
         section, _, name = ours.partition(".")
         if isinstance(value, Mapping):
             self.tree.setdefault(section, {})[name] = dict(value)
@@ -203,11 +203,11 @@ class Job:
         self.origins[ours] = key
 
     def drop(self, key: str, reason: str) -> None:
-        """Report that a key has no effect."""
+        """Reports that a key has no effect."""
         self.lines.append(f"{key}: dropped: {reason}")
 
     def refuse(self, key: str, reason: str) -> None:
-        """Report that jrl lacks the feature of a key, so that learning would differ without it."""
+        """Reports that jrl lacks the feature of a key, so that learning would differ without it."""
         self.lines.append(f"{key}: lacking: {reason}")
         self.refused.append(f"{key}: {reason}")
 
@@ -223,7 +223,7 @@ class Job:
         return config_class(self.algo)
 
     def build_nested(self, key: str, build: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
-        """Return `build(*args)`, sections of the settings in a key; refuse the settings if they are wrong."""
+        """Returns `build(*args)`, sections of the settings in a key; refuse the settings if they are wrong."""
         try:
             return build(*args)
         except InputError as e:
@@ -232,7 +232,7 @@ class Job:
             return {}
 
     def steps(self, number: int) -> str:
-        """Return a number of steps, or of updates in a run from data alone, in words."""
+        """Returns a number of steps, or of updates in a run from data alone, in words."""
         return counted(number, "update") if self.is_offline else f"{number} steps"
 
 
@@ -298,7 +298,7 @@ class RllibSizes:
         return min(plan.divisors(self.steps), key=lambda n: abs(math.log(n / given)))
 
     def _counts(self, job: Job) -> list[int]:
-        """Return the numbers of minibatches that divide the rows of a device."""
+        """Returns the numbers of minibatches that divide the rows of a device."""
         envs = self.num_envs // (self.devices if self.shared else 1)
         whole = traits(job.config_class).whole_sequences  # IMPALA: minibatches of whole environments
         parts = self.steps if self.sequence is None else self.steps // self.sequence
@@ -307,7 +307,7 @@ class RllibSizes:
         return [n for n in plan.divisors(envs * parts) if envs % (n // math.gcd(parts, n)) == 0]
 
     def _replay(self, job: Job) -> None:
-        """Set the rate of updates: RLlib learns once after a fragment of each environment, or by training_intensity.
+        """Sets the rate of updates: RLlib learns once after a fragment of each environment, or by training_intensity.
 
         If `base` has a rate of updates, a fragment only sets the steps between updates.
         """
@@ -330,7 +330,7 @@ class RllibSizes:
         self.rows = self.train_every
 
     def iteration(self, job: Job) -> int:
-        """Return the environment steps of a train() of RLlib, or the updates in a run from data alone."""
+        """Returns the environment steps of a train() of RLlib, or the updates in a run from data alone."""
         if job.is_offline:
             trained = job.number("min_train_timesteps_per_iteration", least=0) or 0
             sampled = job.number("min_sample_timesteps_per_iteration", least=0) or 0
@@ -347,7 +347,7 @@ class RllibSizes:
         return max(1, math.ceil(least / rows)) * rows
 
     def updates_of(self, job: Job, steps: float, *, trained: bool = False) -> int:
-        """Return the number of updates from data after which RLlib has counted `steps` steps.
+        """Returns the number of updates from data after which RLlib has counted `steps` steps.
 
         RLlib counts the steps of a batch as sampled once per iteration, and as trained once per update.
         """
@@ -361,7 +361,7 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Return a decorator that registers the rule of rows, by their newest names."""
+    """Returns a decorator that registers the rule of rows, by their newest names."""
 
     def register(found: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, found))
@@ -371,7 +371,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def translate(job: Job) -> None:
-    """Translate all given keys, and report each."""
+    """Translates all given keys, and report each."""
     for key, value in job.implied.items():
         _translate(job, KEYS[key], f"{job.source.upper()}'s {key}", value)
     if job.rllib_core and not any(job.given.get(key) for key in SWITCHES):
@@ -394,7 +394,7 @@ def translate(job: Job) -> None:
 
 
 def _translate(job: Job, row: KeyRow, spelled: str, value: Any) -> None:
-    """Translate a key by its row: check the value, then apply the rule or convert the value."""
+    """Translates a key by its row: checks the value, then applies the rule or converts the value."""
     for reason, holds in row.unless.items():
         if holds(job, value):
             return job.drop(spelled, reason.format(algo=job.algo, value=format_value(value)))
@@ -429,7 +429,7 @@ def _refuse_unknown(job: Job, key: str) -> None:
 
 
 def split_containers(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield keys in the form of the table: a.b for the key b of a container a of RLlib."""
+    """Yields keys in the form of the table: a.b for the key b of a container a of RLlib."""
     for name, value in data.items():
         name = CONTAINERS.get(str(name), str(name))
         if name in CONTAINERS and isinstance(value, Mapping) and value:
@@ -439,12 +439,12 @@ def split_containers(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def is_request(value: Any) -> bool:
-    """Return whether the value of a key is a user's request; RLlib's files also have its own classes and off values."""
+    """Returns whether a value is a user's request; RLlib's files also have its own classes and off values."""
     return bool(value) and "ray.rllib." not in str(value)
 
 
 def is_named(value: Any, name: str) -> bool:
-    """Return whether a value is the class of this name, its path, or a function that creates an object of it."""
+    """Returns whether a value is the class of this name, its path, or a function that creates an object of it."""
     if isinstance(value, str):
         return re.split(r"[.:]", value)[-1] == name
     code = getattr(value, "__code__", None)
@@ -453,19 +453,19 @@ def is_named(value: Any, name: str) -> bool:
 
 
 def format_value(value: Any) -> str:
-    """Return a value as text for the report."""
+    """Returns a value as text for the report."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def get_value(tree: Any, key: str) -> Any:
-    """Return the value of a dotted key in a tree; None: not set."""
+    """Returns the value of a dotted key in a tree; None: not set."""
     for part in key.split("."):
         tree = tree.get(part) if isinstance(tree, Mapping) else None
     return tree
 
 
 def nest_key(key: str, value: Any) -> dict[str, Any]:
-    """Return the tree with a single dotted key.
+    """Returns the tree with a single dotted key.
 
     >>> nest_key("algo.lr", 0.1)
     {'algo': {'lr': 0.1}}

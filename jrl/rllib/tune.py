@@ -76,7 +76,7 @@ class _Trial:
         self.algorithm.save(checkpoint_dir)
 
     def load_checkpoint(self, checkpoint: str) -> None:
-        """Load weights, optimizer and counters of a checkpoint, but not hyper-parameters."""
+        """Loads weights, optimizer and counters of a checkpoint, but not hyper-parameters."""
         if self._algorithm is not None:
             self._algorithm.restore(checkpoint)
         else:
@@ -101,7 +101,7 @@ class _Trial:
 
 
 def trainable(algorithm: "str | type[Algorithm]", space: Any = None) -> Any:
-    """Return a subclass of `ray.tune.Trainable` that trains an algorithm.
+    """Returns a subclass of `ray.tune.Trainable` that trains an algorithm.
 
     A step is one `Algorithm.train`; Tune gets its result. `jrl.load` opens the checkpoints. `resources` are the
     resources of a trial.
@@ -124,7 +124,7 @@ def _find_registered(space: Any) -> dict[str, Any]:
 
 
 def resources(cfg: _RunConfig) -> Any:
-    """Return the resources of a trial, a `ray.tune.PlacementGroupFactory`.
+    """Returns the resources of a trial, a `ray.tune.PlacementGroupFactory`.
 
     The first bundle is for the learner's process: a CPU, and in a cluster with GPUs a GPU for each device of
     `devices.learners` and `devices.actors`, by default one. Each env runner, for training and for evaluation, has a
@@ -157,7 +157,7 @@ def _use_reserved_devices() -> None:
 
 
 def _check_space(algorithm: type[Algorithm], space: Mapping[str, Any]) -> None:
-    """Check the first variants of a search space. Raises InputError."""
+    """Checks the first variants of a search space. Raises InputError."""
     import numpy as np
     from ray.tune.search.variant_generator import generate_variants
 
@@ -171,7 +171,7 @@ def _check_space(algorithm: type[Algorithm], space: Mapping[str, Any]) -> None:
 
 
 def _with_registered(fn: Callable) -> Callable:
-    """Return a function trainable that first registers the user's objects in its process."""
+    """Returns a function trainable that first registers the user's objects in its process."""
     registered = registry.all_registered()
 
     @functools.wraps(fn)
@@ -183,7 +183,7 @@ def _with_registered(fn: Callable) -> Callable:
 
 
 def _build_trainable(given: Any, space: Any = None) -> Any:
-    """Return the trainable of a name, an Algorithm class or a trainable."""
+    """Returns the trainable of a name, an Algorithm class or a trainable."""
     if isinstance(given, type) and issubclass(given, Algorithm):
         return trainable(given, space)
     if isinstance(given, type) and issubclass(given, _Trial):  # with the objects that are registered now
@@ -198,7 +198,7 @@ def _build_trainable(given: Any, space: Any = None) -> Any:
 
 
 def _prepare(given: Any, space: Any, *, check: bool = True) -> tuple[Any, Any]:
-    """Return the trainable and the search space for Tune. Raises InputError."""
+    """Returns the trainable and the search space for Tune. Raises InputError."""
     _import_tune()
     if isinstance(space, AlgorithmConfig):
         if isinstance(given, str) and algos.spelled(given) == space.algo_name and space.algo_class:
@@ -214,24 +214,24 @@ def _prepare(given: Any, space: Any, *, check: bool = True) -> tuple[Any, Any]:
 
 
 def with_resources(trainable: Any, resources: Any) -> Any:
-    """Call `ray.tune.with_resources`, also with the name of an algorithm or an Algorithm class."""
+    """Calls `ray.tune.with_resources`, also with the name of an algorithm or an Algorithm class."""
     return _import_tune().with_resources(_build_trainable(trainable), resources)
 
 
 def with_parameters(trainable: Any, **parameters: Any) -> Any:
-    """Call `ray.tune.with_parameters`; a function trainable also gets the objects that are registered now."""
+    """Calls `ray.tune.with_parameters`; a function trainable also gets the objects that are registered now."""
     return _import_tune().with_parameters(_build_trainable(trainable), **parameters)
 
 
 def run(run_or_experiment: Any, *, config: Any = None, **keywords: Any) -> Any:
-    """Call `ray.tune.run`, also with the name of an algorithm or an Algorithm class. `Tuner` is newer."""
+    """Calls `ray.tune.run`, also with the name of an algorithm or an Algorithm class. `Tuner` is newer."""
     made, space = _prepare(run_or_experiment, config)
     _start_ray()
     return _import_tune().run(made, config=space, **keywords)
 
 
 def _start_ray() -> None:
-    """Start Ray on the loopback, unless this process or $RAY_ADDRESS already has a cluster."""
+    """Starts Ray on the loopback, unless this process or $RAY_ADDRESS already has a cluster."""
     import ray
 
     is_elsewhere = os.environ.get("RAY_ADDRESS") or os.environ.get("TUNE_DISABLE_AUTO_INIT") == "1"
@@ -267,7 +267,7 @@ def _build_tuner() -> type:
 
         @classmethod
         def restore(cls, path: str, trainable: Any, *args: Any, param_space: Any = None, **keywords: Any) -> Any:
-            """Restore a Tuner, with its trainable and param_space."""
+            """Restores a Tuner, with its trainable and param_space."""
             trainable, param_space = _prepare(trainable, param_space, check=False)
             return super().restore(path, trainable, *args, param_space=param_space, **keywords)
 

@@ -16,7 +16,7 @@ from jrl.types import PyTree
 def read_weights(
     path: Path, mapping: Mapping[str, str] | None, weights: Mapping[str, PyTree]
 ) -> tuple[dict[str, PyTree], list[str]]:
-    """Return weights with parameters from a file: see `Algorithm.import_weights`.
+    """Returns weights with parameters from a file: see `Algorithm.import_weights`.
 
     Args:
       path, mapping: its arguments.

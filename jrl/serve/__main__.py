@@ -22,7 +22,7 @@ _SWITCH_S = 0.0005  # Python's default of 5 ms is longer than an answer takes
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line, without importing jax."""
+    """Returns the parser of the command line, without importing jax."""
     p = train.parser("serve", "Train on episodes that clients play over HTTP, or serve trained policies.")
     p.add_argument("--host", help="short for --set external.host=...")
     p.add_argument("--port", type=int, help="short for --set external.port=...")
@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return the exit status, as `jrl.train`."""
+    """Returns the exit status, as `jrl.train`."""
     args = parser().parse_args(argv)
     sys.setswitchinterval(_SWITCH_S)
     try:
@@ -82,7 +82,7 @@ def _serve_policies(args: argparse.Namespace) -> int:
 
 
 def _build_section(overrides: Sequence[str]) -> ExternalConfig:
-    """Return the section `external` of a server that does not learn. Raises InputError."""
+    """Returns the section `external` of a server that does not learn. Raises InputError."""
     for text in overrides:
         if not text.startswith("external.") or "=" not in text:
             raise InputError(f"--set {shown(text)}: --no-learn takes only keys of external, such as external.port=9900")

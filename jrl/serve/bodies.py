@@ -40,7 +40,7 @@ def _parse_infos(x: Any) -> dict[str, float]:
 
 
 def component(name: str) -> WithJsonSchema:
-    """Return the annotation of a field whose schema is a component of the OpenAPI document."""
+    """Returns the annotation of a field whose schema is a component of the OpenAPI document."""
     return WithJsonSchema({"component": name})  # pydantic refuses references into another document
 
 
@@ -95,7 +95,7 @@ _Body = TypeVar("_Body", bound=Body)
 
 
 def parse_body(kind: type[_Body], fields: Mapping[str, Any]) -> _Body:
-    """Return the checked fields of a request. Raises RequestError: 400: unknown or missing field; 422: wrong value."""
+    """Returns the checked fields of a request. Raises RequestError: 400: unknown or missing field; 422: wrong value."""
     try:
         return kind.model_validate(fields)
     except pydantic.ValidationError as e:

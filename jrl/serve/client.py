@@ -73,18 +73,18 @@ class _EpisodeState:
     truncated: dict[str, bool] = dataclasses.field(default_factory=dict)
 
     def build_single(self) -> dict[str, Any]:
-        """Return the fields of a single agent's request, without its observation."""
+        """Returns the fields of a single agent's request, without its observation."""
         return {"reward": self.rewards.get("", 0.0), "step": self.step}
 
     def build_turn(self, observations: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
-        """Return the fields of a turn."""
+        """Returns the fields of a turn."""
         return {
             "observations": {**self.observations, **observations}, "rewards": self.rewards, "step": self.step,
             "terminated": self.terminated, "truncated": self.truncated, **fields,
         }  # fmt: skip
 
     def advance(self) -> None:
-        """Go to the next step."""
+        """Goes to the next step."""
         self.step += 1
         self.observations, self.rewards, self.terminated, self.truncated = {}, {}, {}, {}
 
@@ -144,7 +144,7 @@ class PolicyClient:
     def start_episode(
         self, episode_id: str | None = None, training_enabled: bool = True, policy: str | None = None
     ) -> str:
-        """Begin an episode; return its id.
+        """Begins an episode; returns its id.
 
         Args:
           episode_id: id of the episode; None: a new id.
@@ -165,7 +165,7 @@ class PolicyClient:
         return id
 
     def get_action(self, episode_id: str, observation: Any, agent: str | None = None) -> Any:
-        """Return the policy's action at an observation [*], in the environment's units.
+        """Returns the policy's action at an observation [*], in the environment's units.
 
         Several agents: {agent: action} of the acting agents, at {agent: [*]}; or the action of `agent`, at its [*].
         """
@@ -186,7 +186,7 @@ class PolicyClient:
     def log_action(
         self, episode_id: str, observation: Any, action: Any, agent: str | None = None, log_prob: Any = None
     ) -> None:
-        """Report an action that the caller chose; several agents as in `get_action`.
+        """Reports an action that the caller chose; several agents as in `get_action`.
 
         Args:
           episode_id, observation, agent: see `get_action`.
@@ -216,7 +216,7 @@ class PolicyClient:
         multiagent_done_dict: Mapping[str, bool] | None = None,
         agent: str | None = None,
     ) -> None:
-        """Add to the reward of the latest action. The next request sends the reward.
+        """Adds to the reward of the latest action. The next request sends the reward.
 
         Args:
           episode_id: see `start_episode`.
@@ -236,13 +236,13 @@ class PolicyClient:
         state.terminated |= {name: True for name, over in ended if over and name != "__all__"}
 
     def end_agent(self, episode_id: str, agent: str, observation: Any, truncated: bool = False) -> None:
-        """End an agent before its episode, with the observation after its last action; sent with the next request."""
+        """Ends an agent before its episode, with the observation after its last action; sent with the next request."""
         state = self._episodes[episode_id]
         state.observations[agent] = observation
         (state.truncated if truncated else state.terminated)[agent] = True
 
     def end_episode(self, episode_id: str, observation: Any = None, truncated: bool = False) -> dict[str, Any]:
-        """End an episode with the observation after its last action.
+        """Ends an episode with the observation after its last action.
 
         Args:
           episode_id: see `start_episode`.
@@ -271,7 +271,7 @@ class PolicyClient:
         return summary
 
     def _turn(self, id: str, observations: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
-        """Send a turn with more fields; return actions by agent."""
+        """Sends a turn with more fields; returns actions by agent."""
         answer = self._post_episode(id, "turn", self._episodes[id].build_turn(observations, **fields))
         self.version = int(answer["version"])
         return {name: _to_arrays(x) for name, x in answer.get("actions", {}).items()}
@@ -279,7 +279,7 @@ class PolicyClient:
     # ------------------------------------------------------------ many episodes in one request
 
     def start_episodes(self, count: int, training_enabled: bool = True, policy: str | None = None) -> list[str]:
-        """Begin `count` episodes, for `steps`, or for `turns` if they have several agents; return their ids.
+        """Begins `count` episodes, for `steps`, or for `turns` if they have several agents; returns their ids.
 
         Other arguments: see `start_episode`.
         """
@@ -300,7 +300,7 @@ class PolicyClient:
         truncated: Any = None,
         final_observations: Any = None,
     ) -> Steps:
-        """Step N episodes: send the results of their latest actions, and return the next actions.
+        """Steps N episodes: sends the results of their latest actions, and returns the next actions.
 
         Args:
           episodes: N ids.
@@ -331,13 +331,13 @@ class PolicyClient:
         return 0 if self._local is None else self._local.too_old
 
     def update_policy_weights(self) -> int:
-        """Fetch the server's weights for local inference, if they are new; return their version."""
+        """Fetches the server's weights for local inference, if they are new; returns their version."""
         if self._is_local and self._local is None:
             self._load_policy(None)
         return self.version if self._local is None else self._local.update()
 
     def _load_policy(self, policy: str | None) -> None:
-        """Load the policy of local inference. Raises RequestRefused: numpy cannot act for the policy."""
+        """Loads the policy of local inference. Raises RequestRefused: numpy cannot act for the policy."""
         query = "" if policy is None else urllib.parse.urlencode({"policy": policy})
         if self._is_local and self._local is None:
             get = lambda path: self._request("GET", path)
@@ -356,7 +356,7 @@ class PolicyClient:
             raise EpisodeLost(str(e)) from e
 
     def turns(self, observations: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-        """Send a turn of each of many episodes of several agents in one request.
+        """Sends a turn of each of many episodes of several agents in one request.
 
         Args:
           observations: {episode: {agent: [*]}} of the acting agents. Rewards, infos and ends are sent with them, as by
@@ -380,21 +380,21 @@ class PolicyClient:
     # ------------------------------------------------------------ over the wire
 
     def get_once(self, observation: Any, policy: str | None = None) -> Any:
-        """Return the action of a policy without memory at an observation [*], without an episode."""
+        """Returns the action of a policy without memory at an observation [*], without an episode."""
         answer = self._post("/v1/action", {"observation": observation, "policy": policy})
         self.version = int(answer["version"])
         return _to_arrays(answer["action"])
 
     def policies(self) -> dict[str, Any]:
-        """Return the server's policies by name: algorithm, spaces, version."""
+        """Returns the server's policies by name: algorithm, spaces, version."""
         return self._request("GET", "/v1/policies")["policies"]
 
     def close(self) -> None:
-        """Close the connection."""
+        """Closes the connection."""
         self._connection.close()
 
     def _post_episode(self, id: str, route: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a request of an episode, and advance the episode. Raises EpisodeLost."""
+        """Sends a request of an episode, and advance the episode. Raises EpisodeLost."""
         state = self._episodes[id]
         try:
             path = f"/v1/episodes/{urllib.parse.quote(id, safe='')}/{route}"
@@ -422,7 +422,7 @@ class PolicyClient:
     def _request(
         self, method: str, path: str, body: bytes = b"", kind: str = "application/json", *, retry: bool = True
     ) -> dict[str, Any]:
-        """Return the fields of the answer. Raises EpisodeLost: no answer without `retry`; the steps may count."""
+        """Returns the fields of the answer. Raises EpisodeLost: no answer without `retry`; the steps may count."""
         until, wait = time.monotonic() + self._patience_s, _FIRST_S
         while True:
             try:
@@ -480,7 +480,7 @@ def _read_body(body: bytes, kind: str) -> dict[str, Any]:
 
 
 def nest_paths(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return arrays by their paths as nested mappings. Raises ValueError: a path is part of another path."""
+    """Returns arrays by their paths as nested mappings. Raises ValueError: a path is part of another path."""
     tree: dict[str, Any] = {}
     for name, x in arrays.items():
         *path, last = name.split("/")
@@ -494,7 +494,7 @@ def nest_paths(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 
 def _to_arrays(tree: Any) -> Any:
-    """Return a tree with arrays instead of JSON's lists, and numbers of numpy."""
+    """Returns a tree with arrays instead of JSON's lists, and numbers of numpy."""
     if isinstance(tree, dict):
         if tree and all(name.isdigit() for name in tree):  # parts of a tuple, from npz
             return tuple(_to_arrays(tree[str(i)]) for i in range(len(tree)))
@@ -507,7 +507,7 @@ def _to_arrays(tree: Any) -> Any:
 
 
 def _build_tree(leaves: Mapping[str, Any]) -> Any:
-    """Return the tree of arrays by path; the inverse of `flatten_tree`."""
+    """Returns the tree of arrays by path; the inverse of `flatten_tree`."""
     return leaves[""] if "" in leaves else _to_arrays(nest_paths(leaves))
 
 
@@ -518,7 +518,7 @@ def _count_numbers(tree: Any) -> int:
 
 
 def flatten_tree(name: str, tree: Any) -> list[tuple[str, np.ndarray]]:
-    """Return (path, array) of each array of a tree. `name`: path of the tree."""
+    """Returns (path, array) of each array of a tree. `name`: path of the tree."""
     if isinstance(tree, Mapping):
         parts = [(str(key), part) for key, part in tree.items()]
     elif isinstance(tree, tuple):
@@ -529,7 +529,7 @@ def flatten_tree(name: str, tree: Any) -> list[tuple[str, np.ndarray]]:
 
 
 def _load_interpreter() -> Any:
-    """Return interpreter.py as a module, from the directory of this file or from jrl. Raises FileNotFoundError."""
+    """Returns interpreter.py as a module, from the directory of this file or from jrl. Raises FileNotFoundError."""
     module, here = types.ModuleType("jrl_interpreter"), Path(__file__)
     files = here.with_name("interpreter.py"), here.parents[1] / "export" / "interpreter.py"
     file = next((file for file in files if file.exists()), None)
@@ -564,7 +564,7 @@ class LocalPolicy:
         self._send_time = time.monotonic()
 
     def update(self) -> int:
-        """Fetch the weights if the server has other weights; return their version."""
+        """Fetches the weights if the server has other weights; returns their version."""
         if self.version < 0:
             self._program = self._get(f"/v1/program?{self.query}")
         if weights := self._get(f"/v1/weights?newer_than={self.version}&{self.query}"):
@@ -578,7 +578,7 @@ class LocalPolicy:
         return self.version
 
     def step(self, ids: tuple[str, ...], obs: Leaves, row: Leaves) -> tuple[list[str], Leaves]:
-        """Step N episodes, and send their steps once there are enough.
+        """Steps N episodes, and sends their steps once there are enough.
 
         Args:
           ids: ids of the episodes.
@@ -610,7 +610,7 @@ class LocalPolicy:
     def act(
         self, episodes: Sequence[str], obs: Mapping[str, np.ndarray], begins: Any = False
     ) -> tuple[Leaves, Leaves, np.ndarray, Leaves]:
-        """Choose actions for N episodes.
+        """Chooses actions for N episodes.
 
         Args:
           episodes: ids of the episodes.
@@ -645,7 +645,7 @@ class LocalPolicy:
         return by_path(actions), by_path(env_actions), log_prob.astype(np.float32), memory
 
     def rename_episodes(self, episodes: Sequence[str], ids: Sequence[str]) -> None:
-        """Move the memories of episodes to other ids; `ids` (): delete the memories."""
+        """Moves the memories of episodes to other ids; `ids` (): delete the memories."""
         memory = [self._memory.pop(id, self._start) for id in episodes]
         self._memory.update(zip(ids, memory) if self._start else ())
 
@@ -657,7 +657,7 @@ class LocalPolicy:
         return [np.stack(parts) for parts in zip(*memories, strict=True)]
 
     def send(self, ids: tuple[str, ...]) -> list[str]:
-        """Send the steps of these episodes; return the ids of the continuing episodes. Raises as `send_fields`."""
+        """Sends the steps of these episodes; returns the ids of the continuing episodes. Raises as `send_fields`."""
         self._send_time = time.monotonic()
         if not (rows := self._rows.pop(ids, [])):
             return list(ids)

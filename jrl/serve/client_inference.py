@@ -63,7 +63,7 @@ class ClientInference:
         self._file: tuple[int, bytes] = -1, b""
 
     def request(self, inference: Inference) -> concurrent.futures.Future[tuple[dict[str, Any], int, bytes]]:
-        """Return the future (program, version, weights as npz). The future raises RequestError: numpy cannot act."""
+        """Returns the future (program, version, weights as npz). The future raises RequestError: numpy cannot act."""
 
         def build() -> tuple[dict[str, Any], int, bytes]:
             weights = inference.weights
@@ -76,7 +76,7 @@ class ClientInference:
         return self._thread.submit(build)
 
     def parse_memory(self, memory: Any, lead: tuple[int, ...]) -> PyTree:
-        """Return the memory before steps [*lead, *] from a request; None: a policy without memory.
+        """Returns the memory before steps [*lead, *] from a request; None: a policy without memory.
 
         Raises RequestError: missing, unexpected or invalid memory.
         """
@@ -92,7 +92,7 @@ class ClientInference:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _build_listing(self, weights: Weights) -> dict[str, Any]:
-        """Return the program as JSON. Raises RequestError: numpy cannot act for this policy."""
+        """Returns the program as JSON. Raises RequestError: numpy cannot act for this policy."""
         if self._choice is None or self._exploration_has_memory:
             why = "the policy has no probabilities" if self._choice is None else "algo.exploration has memory"
             raise RequestError(422, f"{self._name}: {why}, so that clients cannot act: {_FIX}")
@@ -140,7 +140,7 @@ class ClientInference:
         return {**sizes, "observation": observation, "actions": actions, "program": listing, "to_env": to_env}
 
     def _describe_action(self, path: str, leaf: Any, part: Any) -> dict[str, Any]:
-        """Return how a client draws one array of the action."""
+        """Returns how a client draws one array of the action."""
         kind = type(part).__name__ if is_distribution(part) else "Best"
         fields: dict[str, Any] = {"path": path, "kind": kind, "dtype": np.dtype(leaf.dtype).name}
         if kind == "MultiCategorical":
@@ -159,7 +159,7 @@ class ClientInference:
 
 
 def _split(program: TracedProgram) -> tuple[TracedProgram, list[int], Callable[[PyTree], list[np.ndarray]]]:
-    """Return (program without operations on weights alone, numbers of its constants, function weights -> constants)."""
+    """Returns (program without operations on weights alone, its constants' numbers, function weights -> constants)."""
     known = {*program.constants}
     here, rest = [], []  # the server computes schedules and the like, which numpy may lack
     for op in program.operations:
@@ -182,7 +182,7 @@ def _split(program: TracedProgram) -> tuple[TracedProgram, list[int], Callable[[
 
 
 def build_best_choice(act: Callable[..., ActOut]) -> Callable[..., tuple[PyTree, PyTree]]:
-    """Return a `choice` of a policy's best actions: `act` without exploration."""
+    """Returns a `choice` of a policy's best actions: `act` without exploration."""
 
     def choose(actor: PyTree, obs: PyTree, memory: PyTree, explore: bool) -> tuple[PyTree, PyTree]:
         out = act(actor, obs, memory, jax.random.key(0), False)
@@ -196,7 +196,7 @@ def _list_parts(dist: Any) -> list[Any]:
 
 
 def _list_parameters(part: Any) -> list[jax.Array]:
-    """Return the parameters of a distribution, [N, *] f32, or the action itself if `part` is not a distribution."""
+    """Returns the parameters of a distribution, [N, *] f32, or the action itself if `part` is not a distribution."""
     if not is_distribution(part):
         return [part]
     if isinstance(part, Categorical | MultiCategorical | Bernoulli):

@@ -64,7 +64,7 @@ class ClientSource(FromHost):
         self._add_dropped = jax.jit(_add_dropped_rows)
 
     def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]:
-        """Publish the weights `actor`, and return the next rollout. Raises Interrupted: the run must end."""
+        """Publishes the weights `actor`, and return the next rollout. Raises Interrupted: the run must end."""
         device = device_of(actor)
         actor, key = jax.block_until_ready((copied(actor), key))
         self._inference.publish(Weights(actor, key, self._version))
@@ -124,7 +124,7 @@ class ClientSource(FromHost):
                     self._table.lock.wait(_POLL_S if wait is None else min(wait, _POLL_S))
 
     def _take_finished_games(self, steps: Any) -> episodes.FinishedGames:
-        """Return the games that ended since the latest rollout. `steps`: extras `STEP` of the rollout."""
+        """Returns the games that ended since the latest rollout. `steps`: extras `STEP` of the rollout."""
         most, finished = steps.size, self._table.finished
         with self._table.lock:
             ended = [finished.popleft() for _ in range(min(most, len(finished)))]
@@ -144,7 +144,7 @@ class ClientSource(FromHost):
 
 
 def _add_dropped_rows(columns: Any, restarted: Any, total: Any, steps: Any) -> Any:
-    """Return episode statistics with the dropped rows, of which only sums exist."""
+    """Returns episode statistics with the dropped rows, of which only sums exist."""
     keep = lambda x: jnp.where(restarted, 0, x)
     return dataclasses.replace(
         columns,

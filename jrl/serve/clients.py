@@ -41,7 +41,7 @@ class Clients:
 
     @contextlib.contextmanager
     def open(self, given: external.ExternalConfig | None) -> Iterator[None]:
-        """Bind the address of the section `external`. Connections are refused until the first weights exist.
+        """Binds the address of the section `external`. Connections are refused until the first weights exist.
 
         Raises:
           InputError: as `Address`.
@@ -55,7 +55,7 @@ class Clients:
             self._address.close()
 
     def source(self, cfg: RunConfig, iteration: int, interrupted: interruption.Signals) -> Callable[..., Source]:
-        """Return the function that builds a run's source, instead of `rollout.sources.make`."""
+        """Returns the function that builds a run's source, instead of `rollout.sources.make`."""
         return functools.partial(self._build_source, cfg, iteration, interrupted)
 
     def _build_source(
@@ -114,7 +114,7 @@ class Clients:
 
 
 def _build_agents(spec: EnvSpec, columns: Agents | None, *, learns_any: bool) -> dict[str, ServedAgent]:
-    """Return the agents of an episode by name. `learns_any`: the run learns from clients' actions, too."""
+    """Returns the agents of an episode by name. `learns_any`: the run learns from clients' actions, too."""
     parts = spaces.by_kind(spec)
 
     def to_policy_action(kind: int, action: PyTree) -> PyTree:

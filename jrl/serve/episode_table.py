@@ -31,11 +31,11 @@ class PendingActions:
             self.future.set_result(([], version))
 
     async def wait(self, build_fields: Callable[[list[PyTree], int], dict[str, Any]]) -> dict[str, Any]:
-        """Wait for the actions; return `build_fields(actions, version)`."""
+        """Waits for the actions; returns `build_fields(actions, version)`."""
         return build_fields(*await self.future)
 
     def put(self, index: int, action: PyTree, version: int) -> None:
-        """Add an action."""
+        """Adds an action."""
         self._actions[index] = action
         self._left -= 1
         if not self._left and not self.future.done():
@@ -50,13 +50,13 @@ class Answer(NamedTuple):
     step: int
 
     def build_fields(self, actions: list[PyTree], version: int) -> dict[str, Any]:
-        """Return the fields of the answer from the chosen actions and their version."""
+        """Returns the fields of the answer from the chosen actions and their version."""
         own = {name: actions[index] for name, index in self.indices.items()}
         chosen = {"action": own[SINGLE]} if SINGLE in own else {"actions": own}
         return {**chosen, "version": version, "step": self.step}
 
     def wait(self) -> Awaitable[dict[str, Any]]:
-        """Wait for the actions; return the fields of the answer."""
+        """Waits for the actions; returns the fields of the answer."""
         return self.pending.wait(self.build_fields)
 
 
@@ -99,7 +99,7 @@ class Seat:
     has_ended: bool = False  # the agent ended before its episode
 
     def build_item(self, obs: PyTree, reward: float, **fields: Any) -> "Item":
-        """Return the item of the next observation, with the rewards since the latest action and more fields."""
+        """Returns the item of the next observation, with the rewards since the latest action and more fields."""
         reward += self.reward
         self.reward, self.total = 0.0, self.total + reward
         self.episode.total += reward
@@ -114,7 +114,7 @@ class Seat:
         return self.steps > 0 and not self.has_ended
 
     def end(self, obs: PyTree, reward: float, *, truncated: bool) -> "list[Item]":
-        """End the agent; return its last item, or no item if the run does not learn from the agent."""
+        """Ends the agent; returns its last item, or no item if the run does not learn from the agent."""
         was_active, self.has_ended = self.is_active, True
         item = self.build_item(obs, reward, terminated=not truncated, truncated=truncated, final=True)
         return [item] if was_active and self.column != UNLEARNED else []
@@ -176,7 +176,7 @@ class EpisodeTable:
         self, client: str, id: str | None, *, is_learned: bool, policy: str, carry: Callable[[int], PyTree],
         count: int = 1,
     ) -> ClientEpisode:  # fmt: skip
-        """Add an episode. The caller holds the lock.
+        """Adds an episode. The caller holds the lock.
 
         Args:
           client: name of the client.
@@ -208,7 +208,7 @@ class EpisodeTable:
         return episode
 
     def find(self, id: str, client: str) -> ClientEpisode:
-        """Return an episode by its id. Raises RequestError: unknown id, ended episode, or another client's episode."""
+        """Returns an episode by its id. Raises RequestError: unknown id, ended episode, or another client's episode."""
         episode = self.episodes.get(id)
         if episode is None:
             _, why, _ = self._ended.get(id, ("", "", None))
@@ -221,12 +221,12 @@ class EpisodeTable:
         return episode
 
     def find_end_answer(self, id: str, client: str) -> Any:
-        """Return the answer to the end of an episode, for a repeated request; None: the episode has not ended."""
+        """Returns the answer to the end of an episode, for a repeated request; None: the episode has not ended."""
         owner, _, answer = self._ended.get(id, ("", "", None))
         return answer if owner == client else None
 
     def end(self, episode: ClientEpisode, answer: Any) -> None:
-        """End an episode; its client gets `answer` again if it repeats the request. The caller holds the lock."""
+        """Ends an episode; its client gets `answer` again if it repeats the request. The caller holds the lock."""
         self.num_ended += 1
         if episode.is_learned and episode.length:
             self.finished.append((episode.total, episode.length))
@@ -263,7 +263,7 @@ class ClientInfos:
         self._sums: dict[str, tuple[float, int]] = {}  # by each name of the run: sum and number since the last row
 
     def check(self, infos: Mapping[str, float]) -> None:
-        """Raise RequestError if the run would have too many names."""
+        """Raises RequestError if the run would have too many names."""
         new = [name for name in infos if name not in self._sums]
         if self._is_kept and len(self._sums) + len(new) > MAX_INFO_NAMES:
             raise RequestError(
@@ -271,13 +271,13 @@ class ClientInfos:
             )
 
     def add(self, infos: Mapping[str, float]) -> None:
-        """Add the infos of an accepted request."""
+        """Adds the infos of an accepted request."""
         for name, x in infos.items() if self._is_kept else ():
             total, count = self._sums.get(name, (0.0, 0))
             self._sums[name] = total + x, count + 1
 
     def drain(self) -> dict[str, float]:
-        """Return the means as metrics, and clear the sums."""
+        """Returns the means as metrics, and clear the sums."""
         means = {INFO + name: total / count for name, (total, count) in sorted(self._sums.items()) if count}
         self._sums = dict.fromkeys(self._sums, (0.0, 0))
         return means

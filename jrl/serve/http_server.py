@@ -179,7 +179,7 @@ class Gate:
             await Response(failed, 500, media_type=JSON)(scope, receive, send)
 
     def _check_head(self, connection: "Connection", scope: Scope, headers: Headers) -> None:
-        """Raise RequestError: too many connections or requests, or a host, an origin or a token that is refused."""
+        """Raises RequestError: too many connections or requests, or a host, an origin or a token that is refused."""
         if not connection.is_admitted:
             raise RequestError(429, f"there are {self._cfg.max_clients} connections, the maximum: try later")
         if sum(name == b"host" for name, _ in scope["headers"]) > 1:
@@ -214,7 +214,7 @@ class Gate:
     async def _refuse_body(
         self, e: RequestError, connection: "Connection", headers: Headers, receive: Receive, send: Send
     ) -> None:
-        """Answer at once, and drop the body: closing the connection before its end would reset it."""
+        """Answers at once, and drop the body: closing the connection before its end would reset it."""
         response = build_error_response(e)
         more = b"expect" not in headers  # the client may send the body or another request: the next bytes are ambiguous
         known = int(headers.get(b"content-length", 0))
@@ -233,7 +233,7 @@ class Gate:
 
 
 def _check_host(headers: Headers) -> None:
-    """Raise RequestError unless the Host header is localhost or a loopback address; only browsers must send it."""
+    """Raises RequestError unless the Host header is localhost or a loopback address; only browsers must send it."""
     # without a token, a page could read by a name that first resolves to its site and then to this machine
     host = headers.get(b"host", b"localhost").decode("latin-1")
     try:
@@ -303,7 +303,7 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
 
     def count_request(self, rate: float) -> None:
-        """Raise RequestError: more than `rate` requests per second; those of a second may come at once."""
+        """Raises RequestError: more than `rate` requests per second; those of a second may come at once."""
         now = time.monotonic()
         self._tokens = min(max(1.0, rate), self._tokens + (now - self._tokens_time) * rate)
         self._tokens_time = now
@@ -327,7 +327,7 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
     def close_if_late(self, now: float) -> None:
-        """Close a silent connection, or a connection whose client reads no answer."""
+        """Closes a silent connection, or a connection whose client reads no answer."""
         before, self._unsent = self._unsent, self.transport.get_write_buffer_size()
         if self._unsent < before or not self._unsent:
             self._sent_time = now
@@ -367,7 +367,7 @@ class HttpServer:
         self._thread = threading.Thread(target=self._run, name="jrl-http", daemon=True)
 
     def open(self) -> None:
-        """Start the server."""
+        """Starts the server."""
         self.address.is_used = True
         self._thread.start()
         while not self._uvicorn.started and self._thread.is_alive():
@@ -376,13 +376,13 @@ class HttpServer:
             raise RuntimeError(f"the server at {self.address.url} did not start: its thread has printed the reason")
 
     def call_soon(self, fn: Callable[..., None], *args: Any) -> None:
-        """Call a function in the server's thread."""
+        """Calls a function in the server's thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(fn, *args)
 
     def stop(self) -> None:
-        """Stop accepting connections, and close all connections. Called in the server's thread."""
+        """Stops accepting connections, and closes all connections. Called in the server's thread."""
         self.is_closed = self._uvicorn.should_exit = True
         for connection in list(self.connections):
             connection.transport.abort()
@@ -390,7 +390,7 @@ class HttpServer:
             task.cancel()
 
     def close(self) -> None:
-        """Stop, and wait for the thread."""
+        """Stops, and wait for the thread."""
         self.call_soon(self.stop)
         if self._thread.is_alive():
             self._thread.join(5.0)

@@ -73,7 +73,7 @@ class ActionProgram:
         self._run = jax.jit(run)
 
     def _expand(self, out: ActOut, num: int) -> dict[str, PyTree]:
-        """Return the extras as arrays over all columns, with zeros in columns without them."""
+        """Returns the extras as arrays over all columns, with zeros in columns without them."""
         leaf_columns = complete.find_leaf_columns(self._agents, num, (), out.extras)
         leaves, structure = jax.tree.flatten(dict(out.extras))
         expanded = [
@@ -83,7 +83,7 @@ class ActionProgram:
         return jax.tree.unflatten(structure, expanded)
 
     def __call__(self, weights: Weights, items: Sequence[Item], count: int) -> ChosenActions:
-        """Choose actions for N items. `count`: number of the call, for its random key."""
+        """Chooses actions for N items. `count`: number of the call, for its random key."""
         agents, num_items, row = [item.seat.agent for item in items], [0] * self._num_agents, list[int]()
         for agent in agents:
             row.append(num_items[agent])
@@ -118,11 +118,11 @@ class ActionProgram:
         return ChosenActions(take_items(obs), action, take(extras, column), take(before, column), each)
 
     def _call(self, weights: Weights, obs: PyTree, carry: PyTree, count: int) -> tuple[PyTree, ...]:
-        """Return (actions, environment's actions, extras, memory after) as numpy arrays of one of `sizes`."""
+        """Returns (actions, environment's actions, extras, memory after) as numpy arrays of one of `sizes`."""
         return jax.device_get(self._run(weights.actor, obs, carry, weights.key, np.uint32(count % 2**32)))
 
     def warm_up(self, weights: Weights, initial: PyTree) -> None:
-        """Compile all sizes. `initial`: memory [*] before an episode."""
+        """Compiles all sizes. `initial`: memory [*] before an episode."""
         for size in self.sizes:
             num = size * self._num_agents
             obs = zeros(spaces.elements(self._spec.observation, spaces.columns(self._spec, size)))
@@ -135,7 +135,7 @@ def _split_rows(tree: PyTree, indices: Sequence[int]) -> list[PyTree]:
 
 
 def _place_rows(parts: Sequence[PyTree], rows: np.ndarray, num: int) -> PyTree:
-    """Return arrays of `num` rows: `parts` at the indices `rows`, zeros elsewhere."""
+    """Returns arrays of `num` rows: `parts` at the indices `rows`, zeros elsewhere."""
 
     def put(*leaves: np.ndarray) -> np.ndarray:
         out = np.zeros((num, *leaves[0].shape), leaves[0].dtype)
@@ -157,7 +157,7 @@ class Histogram:
         self.total += seconds
 
     def format(self, name: str, labels: str) -> str:
-        """Return the histogram in Prometheus' format. `labels`: such as `policy="main"`."""
+        """Returns the histogram in Prometheus' format. `labels`: such as `policy="main"`."""
         buckets = zip([*BUCKET_BOUNDS, "+Inf"], itertools.accumulate(self.counts), strict=True)
         lines = [f'{name}_bucket{{{labels},le="{bound}"}} {count}\n' for bound, count in buckets]
         lines += [f"{name}_sum{{{labels}}} {self.total:.12g}\n", f"{name}_count{{{labels}}} {sum(self.counts)}\n"]
@@ -200,7 +200,7 @@ class Inference:
         self._thread = threading.Thread(target=self._serve, name="jrl-inference", daemon=True)
 
     def publish(self, weights: Weights) -> None:
-        """Use these weights from the next call on. Updates must not donate their buffers."""
+        """Uses these weights from the next call on. Updates must not donate their buffers."""
         self.weights = weights
         if not self._thread.is_alive() and not self._is_closed:
             self._thread.start()
@@ -211,18 +211,18 @@ class Inference:
         return self.weights.version
 
     def warm_up(self) -> None:
-        """Compile all programs."""
+        """Compiles all programs."""
         self._program.warm_up(self.weights, self.initial(0))
 
     def request(self, items: Sequence[Item]) -> None:
-        """Request actions; `deliver` gets them."""
+        """Requests actions; `deliver` gets them."""
         now = time.perf_counter()
         with self._condition:
             self._items.extend((item, now) for item in items)
             self._condition.notify()
 
     def close(self) -> None:
-        """End the thread. Waiting items get no action."""
+        """Ends the thread. Waiting items get no action."""
         with self._condition:
             self._is_closed = True
             self._condition.notify()
@@ -253,7 +253,7 @@ class Inference:
             return None if self._is_closed else self._take_batch()
 
     def _take_batch(self) -> list[Item]:
-        """Return the items of the next call. A second item of a seat with memory waits for the following call."""
+        """Returns the items of the next call. A second item of a seat with memory waits for the following call."""
         batch: list[Item] = []
         seats: set[Seat] = set()
         now = time.perf_counter()
@@ -284,7 +284,7 @@ class Inference:
 
 
 def _replace_client_actions(action: PyTree, extras: PyTree, items: list[Item]) -> tuple[PyTree, PyTree]:
-    """Return actions and extras with the actions that clients chose instead of the policy's."""
+    """Returns actions and extras with the actions that clients chose instead of the policy's."""
     own = [i for i, item in enumerate(items) if item.action is not None]
     if not own:
         return action, extras
@@ -301,7 +301,7 @@ def _replace_client_actions(action: PyTree, extras: PyTree, items: list[Item]) -
 
 
 def _write_rows(rings: RowRings, items: list[Item], row: PyTree, version: np.ndarray) -> None:
-    """Write rows in the order of their requests: a batch may hold the end of an episode and the start of the next."""
+    """Writes rows in the order of their requests: a batch may hold the end of an episode and the start of the next."""
     left = [i for i, item in enumerate(items) if item.seat.column != UNLEARNED]
     while left:
         first: dict[int, int] = {}
@@ -321,5 +321,5 @@ def _write_rows(rings: RowRings, items: list[Item], row: PyTree, version: np.nda
 
 
 def zeros(element: PyTree) -> PyTree:
-    """Return arrays of zeros with the shapes and dtypes of `element`."""
+    """Returns arrays of zeros with the shapes and dtypes of `element`."""
     return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), element)

@@ -91,7 +91,7 @@ ROUTES = (
 
 
 def build_document(agents: Sequence[tuple[str, Any]], *, max_episodes: int, has_token: bool = False) -> dict[str, Any]:
-    """Return the OpenAPI document of a server.
+    """Returns the OpenAPI document of a server.
 
     Args:
       agents: names and `ServedAgent`s of all policies; "" is the name of the agent of an episode with a single agent.
@@ -138,7 +138,7 @@ def _describe_route(route: ApiRoute, *, is_multi_agent: bool) -> dict[str, Any]:
 
 
 def _build_content(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of a body as JSON or npz; an answer has the type of its request."""
+    """Returns the content of a body as JSON or npz; an answer has the type of its request."""
     return {JSON: {"schema": schema}, NPZ: {"schema": {"$ref": _REF + "Arrays"}}}
 
 
@@ -148,7 +148,7 @@ def _build_fields_schema(fields: Fields) -> dict[str, Any]:
 
 
 def _build_model_schema(model: type[pydantic.BaseModel]) -> dict[str, Any]:
-    """Return the JSON Schema of a model, with references to the components of the document."""
+    """Returns the JSON Schema of a model, with references to the components of the document."""
 
     def link(x: Any) -> Any:
         if isinstance(x, list):
@@ -197,6 +197,6 @@ def _build_components(agents: Sequence[tuple[str, Any]], max_episodes: int) -> d
 
 
 def _build_union(kinds: Sequence[Space], *sizes: int) -> dict[str, Any]:
-    """Return the schema of an element of any of the spaces; `sizes` as in `build_schema`."""
+    """Returns the schema of an element of any of the spaces; `sizes` as in `build_schema`."""
     schemas = [build_schema(space, *sizes) for space in dict.fromkeys(kinds)]
     return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}

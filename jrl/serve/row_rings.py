@@ -78,7 +78,7 @@ class RowRings:
     def write(
         self, column: np.ndarray, row: PyTree, version: int | np.ndarray, results: RowResults, final: np.ndarray
     ) -> None:
-        """Complete the latest rows of N different columns, and write their next rows.
+        """Completes the latest rows of N different columns, and writes their next rows.
 
         Args:
           column: [N] column indices.
@@ -117,7 +117,7 @@ class RowRings:
             self._drop(full)
 
     def _drop(self, column: np.ndarray) -> None:
-        """Drop the oldest row of each of these columns."""
+        """Drops the oldest row of each of these columns."""
         slot = self._first[column] % self._slots
         is_step = self._mask[slot, column]
         self._return[column] += np.where(is_step, self._reward[slot, column], 0)
@@ -130,7 +130,7 @@ class RowRings:
         self.dropped += int(is_step.sum())
 
     def break_off(self, column: Sequence[int]) -> None:
-        """Mark the latest steps of an episode's columns as failed, because their results are lost."""
+        """Marks the latest steps of an episode's columns as failed, because their results are lost."""
         steps = [i for i in column if self._kind[i] == _STEP]
         self._kind[steps] = _BROKEN
         self.failures += bool(steps)
@@ -138,7 +138,7 @@ class RowRings:
     # ------------------------------------------------------------ for the learner
 
     def find_wait(self) -> float | None:
-        """Return the seconds until a rollout is ready, 0: now; None: unknown until more rows arrive.
+        """Returns the seconds until a rollout is ready, 0: now; None: unknown until more rows arrive.
 
         A rollout is ready when all active columns have T rows, or after twice the time of the first such column.
         """
@@ -150,7 +150,7 @@ class RowRings:
         return max(0.0, 2 * self._full_at - self._taken_at - time.monotonic())
 
     def take(self) -> RowBatch:
-        """Remove and return the oldest T rows of each column, or all rows of a shorter column."""
+        """Removes and return the oldest T rows of each column, or all rows of a shorter column."""
         count = np.minimum(self._next - self._first, self._length).astype(np.int32)
         t, columns = np.arange(self._length)[:, None], np.arange(self._num)
         slot = (self._first + np.minimum(t, count)) % self._slots
@@ -191,7 +191,7 @@ class RowRings:
         return batch
 
     def drop_before(self, oldest: int) -> None:
-        """Drop the rows of weights of versions below `oldest`, and all rows before them."""
+        """Drops the rows of weights of versions below `oldest`, and all rows before them."""
         ready = self._next - self._first
         t = np.arange(int(ready.max(initial=0)))[:, None]
         is_stale = (self._version[(self._first + t) % self._slots, np.arange(self._num)] < oldest) & (t < ready)

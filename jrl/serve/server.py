@@ -112,7 +112,7 @@ class Server:
         self._num_once = 0  # requests without an episode
 
     def close(self) -> None:
-        """Close all connections, and the threads that choose actions."""
+        """Closes all connections, and the threads that choose actions."""
         self.http.close()
         for policy in self.by_name.values():
             policy.inference.close()
@@ -124,7 +124,7 @@ class Server:
             self.http.stop()
 
     def deliver(self, chosen: list[tuple[Item, PyTree, int]]) -> None:
-        """Pass actions to their requests; called by the thread that chose them."""
+        """Passes actions to their requests; called by the thread that chose them."""
         self.http.call_soon(_deliver, chosen)
 
     # ------------------------------------------------------------ one episode
@@ -285,7 +285,7 @@ class Server:
         return self.table.add(client, id, policy=policy, carry=self.by_name[policy].inference.initial, **options)
 
     def _find_episode(self, call: Call, id: str, *, is_single: bool) -> ClientEpisode:
-        """Return an episode with a single agent or with several. Raises RequestError."""
+        """Returns an episode with a single agent or with several. Raises RequestError."""
         episode = self.table.find(id, call.client)
         if self._policy_of(episode).is_single != is_single:
             has = (
@@ -296,7 +296,7 @@ class Server:
         return episode
 
     def _find_episodes(self, call: Call, ids: list[str]) -> tuple[list[ClientEpisode], ServedPolicy]:
-        """Return different episodes of one policy without a pending request. Raises RequestError."""
+        """Returns different episodes of one policy without a pending request. Raises RequestError."""
         if not 1 <= len(ids) <= self._cfg.max_batch or len(set(ids)) < len(ids):
             raise RequestError(422, f"episode_ids: expected 1 to {self._cfg.max_batch} different ids, got {len(ids)}")
         episodes = [self._find_episode(call, id, is_single=True) for id in ids]
@@ -307,14 +307,14 @@ class Server:
         return episodes, self._policy_of(episodes[0])
 
     def _check_step(self, episode: ClientEpisode, step: int | None) -> None:
-        """Raise RequestError if the episode has a pending request, or if `step` is not its next step."""
+        """Raises RequestError if the episode has a pending request, or if `step` is not its next step."""
         if episode.is_pending:
             raise RequestError(409, f"a request of episode {episode.id!r} is pending: wait for its answer")
         if step is not None and step != episode.steps:
             raise RequestError(409, f"step: episode {episode.id!r} is at step {episode.steps}, not at {step}")
 
     def _answer_single(self, call: Call, id: str, body: bodies.ActionRequest, **fields: Any) -> Answer:
-        """Return the answer to a request of a single agent, as a turn with more `fields`."""
+        """Returns the answer to a request of a single agent, as a turn with more `fields`."""
         turn = TurnRequest.model_construct(
             observations={SINGLE: body.observation}, rewards={SINGLE: body.reward}, step=body.step, infos=body.infos,
             **fields,
@@ -322,13 +322,13 @@ class Server:
         return self._answer_turn(self._find_episode(call, id, is_single=True), turn)
 
     def _answer_turn(self, episode: ClientEpisode, body: TurnRequest) -> Answer:
-        """Return the answer to a turn, or the earlier answer to a repeated request."""
+        """Returns the answer to a turn, or the earlier answer to a repeated request."""
         if body.step is not None and body.step == episode.steps - 1 and episode.answer is not None:
             return episode.answer
         return self._answer_turns([self._parse_turn(episode, body)])[0]
 
     def _parse_turn(self, episode: ClientEpisode, body: TurnRequest) -> _Turn:
-        """Return the checked turn of a body, without changing the episode. Raises RequestError."""
+        """Returns the checked turn of a body, without changing the episode. Raises RequestError."""
         self._check_step(episode, body.step)
         self.table.infos.check(body.infos)
         policy = self._policy_of(episode)
@@ -352,7 +352,7 @@ class Server:
         return _Turn(episode, obs, rewards, actions, ends, body.infos)
 
     def _build_items(self, turn: _Turn) -> list[Item]:
-        """Apply a turn to its episode; return its items."""
+        """Applies a turn to its episode; returns its items."""
         episode, agents = turn.episode, self._policy_of(turn.episode).agents
         items, policies = list[Item](), set[int]()
         names = sorted(turn.obs, key=lambda name: agents[name].number) if len(turn.obs) > 1 else turn.obs
@@ -374,7 +374,7 @@ class Server:
         return items
 
     def _request_actions(self, inference: Inference, items: Sequence[Item]) -> PendingActions:
-        """Request the items of one HTTP request; final items need no action."""
+        """Requests the items of one HTTP request; final items need no action."""
         pending = PendingActions(sum(not item.final for item in items), inference.version)
         requested, count = list[Item](), 0
         for item in items:
@@ -384,7 +384,7 @@ class Server:
         return pending
 
     def _answer_turns(self, turns: Sequence[_Turn]) -> list[Answer]:
-        """Apply turns and request their actions at once; return and store the answer of each turn."""
+        """Applies turns and request their actions at once; returns and store the answer of each turn."""
         policy = self._policy_of(turns[0].episode)
         items_by_turn, names = [self._build_items(turn) for turn in turns], list(policy.agents)
         pending = self._request_actions(policy.inference, [item for items in items_by_turn for item in items])
@@ -398,7 +398,7 @@ class Server:
         return answers
 
     def _end_episode(self, turn: _Turn) -> list[Item]:
-        """End an episode with the last turn of its agents; return its last items."""
+        """Ends an episode with the last turn of its agents; returns its last items."""
         items, episode, agents = self._build_items(turn), turn.episode, self._policy_of(turn.episode).agents
         answer: dict[str, Any] = {"return": episode.total, "length": episode.length}
         if SINGLE not in agents:
@@ -409,7 +409,7 @@ class Server:
     def _step(
         self, episodes: list[ClientEpisode], results: tuple[PyTree, ...], chosen: Mapping[str, Any] = {}
     ) -> list[Item]:
-        """Return the items of a step of N episodes with a single agent; a new episode replaces an ended episode.
+        """Returns the items of a step of N episodes with a single agent; a new episode replaces an ended episode.
 
         `results` [N, *]: see `_parse_results`; `chosen` [N, *]: fields of Items for actions that the client chose.
         """
@@ -532,7 +532,7 @@ def _deliver(chosen: list[tuple[Item, PyTree, int]]) -> None:
 def _parse_observation(
     agent: ServedAgent, x: Any, name: str, lead: tuple[int, ...] = (), *, acts: bool = True
 ) -> PyTree:
-    """Return observations [*lead, *]; `acts`: refuse masks that allow no action, which would end the run."""
+    """Returns observations [*lead, *]; `acts`: refuse masks that allow no action, which would end the run."""
     obs = space_values.parse_value(agent.observation, x, name, lead)
     mask = obs.get(spaces.ACTION_MASK) if acts and isinstance(agent.observation, Dict) else None
     if mask is not None and not spaces.any_allowed(agent.action, mask).all():
@@ -541,14 +541,14 @@ def _parse_observation(
 
 
 def _label(field: str, agent: str) -> str:
-    """Return the name of an agent's part of a field, or the field's singular for a single agent."""
+    """Returns the name of an agent's part of a field, or the field's singular for a single agent."""
     return f"{field}/{agent}" if agent else field[:-1]
 
 
 def _check_agents(
     agents: Mapping[str, ServedAgent], episode: ClientEpisode, names: Collection[str], field: str
 ) -> None:
-    """Check that all names are agents that have not ended."""
+    """Checks that all names are agents that have not ended."""
     for name in names:
         if name not in agents:
             raise RequestError(422, f"{field}: there is no agent {name[:80]!r}: expected {', '.join(agents)[:200]}")
@@ -559,7 +559,7 @@ def _check_agents(
 def _parse_rewards(
     agents: Mapping[str, ServedAgent], episode: ClientEpisode, by_agent: Mapping[str, Any], *, allow_early: bool = False
 ) -> dict[str, float]:
-    """Return rewards by agent. `allow_early`: accept a reward before the agent's first action."""
+    """Returns rewards by agent. `allow_early`: accept a reward before the agent's first action."""
     _check_agents(agents, episode, by_agent, "rewards")
     rewards: dict[str, float] = {}
     for name, x in by_agent.items():
@@ -577,7 +577,7 @@ def _parse_rewards(
 def _parse_actions(
     policy: ServedPolicy, episode: ClientEpisode, body: TurnRequest, acting: Collection[str]
 ) -> dict[str, dict[str, Any]]:
-    """Return the fields of Items for actions that the client chose, by agent."""
+    """Returns the fields of Items for actions that the client chose, by agent."""
     for field, by_agent, allowed, allowed_name in (
         ("actions", body.actions, acting, "observations of acting agents"),
         ("log_probs", body.log_probs, body.actions, "actions"),
@@ -597,14 +597,14 @@ def _parse_actions(
 
 
 def _fill_observation(agents: Mapping[str, ServedAgent], name: str, *, truncated: bool) -> PyTree:
-    """Return zeros for a missing last observation, which is never used after a termination."""
+    """Returns zeros for a missing last observation, which is never used after a termination."""
     if truncated:
         raise RequestError(400, f"observations/{name} is missing: a truncated episode needs its last observation")
     return zeros(element(agents[name].observation))
 
 
 def _parse_client_actions(policy: ServedPolicy, body: bodies.PlayedRequest, lead: tuple[int, int]) -> dict[str, Any]:
-    """Return the fields of Items for actions [K, N, *] of local inference."""
+    """Returns the fields of Items for actions [K, N, *] of local inference."""
     version = space_values.parse_array(INTEGER, body.versions, lead, "versions")
     fields = {
         "action": space_values.parse_value(policy.agents[SINGLE].policy_action, body.actions, "actions", lead),
@@ -622,7 +622,7 @@ def _parse_client_actions(policy: ServedPolicy, body: bodies.PlayedRequest, lead
 def _parse_results(
     agent: ServedAgent, body: bodies.StepsRequest | bodies.PlayedRequest, lead: tuple[int, ...]
 ) -> tuple[PyTree, ...]:
-    """Return (observations, rewards, truncated, has_ended, last observations) of steps, [*lead, *]."""
+    """Returns (observations, rewards, truncated, has_ended, last observations) of steps, [*lead, *]."""
 
     def read(name: str, leaf: Leaf) -> np.ndarray:
         x = getattr(body, name)

@@ -16,7 +16,7 @@ FIX = "scale the environment's numbers down"
 
 
 def parse_value(space: Space, x: Any, name: str, lead: tuple[int, ...] = ()) -> PyTree:
-    """Return an element of a space in its dtypes, or a batch of elements with the leading axes `lead`.
+    """Returns an element of a space in its dtypes, or a batch of elements with the leading axes `lead`.
 
     Args:
       space: space of the element.
@@ -43,12 +43,12 @@ def parse_value(space: Space, x: Any, name: str, lead: tuple[int, ...] = ()) -> 
 
 
 def parse_number(x: Any, name: str) -> float:
-    """Return a finite number. Raises RequestError as `parse_value`."""
+    """Returns a finite number. Raises RequestError as `parse_value`."""
     return x if type(x) is float and abs(x) <= LARGEST else float(parse_array(NUMBER, x, (), name))
 
 
 def parse_array(leaf: Leaf, x: Any, lead: tuple[int, ...], name: str) -> np.ndarray:
-    """Return an array [*lead, *shape] in the dtype of a space of arrays. Raises RequestError as `parse_value`."""
+    """Returns an array [*lead, *shape] in the dtype of a space of arrays. Raises RequestError as `parse_value`."""
     dtype, shape = np.dtype(leaf.dtype), (*lead, *leaf.shape)
 
     def error(got: str) -> RequestError:
@@ -78,7 +78,7 @@ def parse_array(leaf: Leaf, x: Any, lead: tuple[int, ...], name: str) -> np.ndar
 
 
 def _find_range(leaf: Leaf, dtype: np.dtype) -> tuple[int, Any]:
-    """Return the minimum and the maximum of a space of integers; the maximum of MultiDiscrete is an array."""
+    """Returns the minimum and the maximum of a space of integers; the maximum of MultiDiscrete is an array."""
     if isinstance(leaf, Discrete):
         return 0, leaf.n - 1
     if isinstance(leaf, Box):
@@ -87,7 +87,7 @@ def _find_range(leaf: Leaf, dtype: np.dtype) -> tuple[int, Any]:
 
 
 def build_schema(space: Space, *sizes: int) -> dict[str, Any]:
-    """Return the JSON Schema of an element of a space, or of a batch.
+    """Returns the JSON Schema of an element of a space, or of a batch.
 
     Args:
       space: the space.

@@ -32,7 +32,7 @@ _REFUSAL = "these policies do not learn: log_action is for servers that learn"
 def serve(
     runs: Mapping[str, str], cfg: ExternalConfig, *, best: bool | None, follow: bool, interrupted: interruption.Signals
 ) -> None:
-    """Serve trained policies until a signal.
+    """Serves trained policies until a signal.
 
     Args:
       runs: name -> run directory or checkpoint.
@@ -77,7 +77,7 @@ def serve(
 
 
 def list_policies(runs: Mapping[str, str], best: bool | None) -> dict[str, tuple[str, str | None]]:
-    """Return policy name for clients -> (run directory or checkpoint, policy id).
+    """Returns policy name for clients -> (run directory or checkpoint, policy id).
 
     Policies of a multi-policy run have the names run.policy, or just policy if it is the only run.
     """
@@ -124,7 +124,7 @@ def _add_policy(server: Server, name: str, loaded: Actor, cfg: ExternalConfig) -
 
 
 def _load_other(path: str, best: bool | None, current: Actor, policy: str | None) -> Actor | None:
-    """Return the run's checkpoint if it is not `current`; None: the same checkpoint, or it cannot be loaded yet."""
+    """Returns the run's checkpoint if it is not `current`; None: the same checkpoint, or it cannot be loaded yet."""
     try:
         is_same = checkpoint.locate(Path(path), best=best) == current.checkpoint
         return None if is_same else _load_actor(path, best, policy)

@@ -33,7 +33,7 @@ class RequestError(Exception):
 
 
 def read_client_name(headers: Mapping[bytes, bytes]) -> str:
-    """Return the client's name from its header; "": no header. Raises RequestError: the name is too long."""
+    """Returns the client's name from its header; "": no header. Raises RequestError: the name is too long."""
     name = headers.get(CLIENT_HEADER.encode(), b"").decode("latin-1")
     if len(name) > MAX_NAME:
         raise RequestError(400, f"{CLIENT_HEADER.title()}: expected at most {MAX_NAME} characters, got {len(name):,}")
@@ -41,7 +41,7 @@ def read_client_name(headers: Mapping[bytes, bytes]) -> str:
 
 
 def decode(body: bytes, headers: Mapping[bytes, bytes], max_bytes: int) -> dict[str, Any]:
-    """Return the fields of a body, without null fields. Fields a/b of npz become a mapping a.
+    """Returns the fields of a body, without null fields. Fields a/b of npz become a mapping a.
 
     Args:
       body: JSON, or npz by its Content-Type.
@@ -82,7 +82,7 @@ def _decode_npz(body: bytes, max_bytes: int) -> dict[str, Any]:
 
 
 def encode(fields: Mapping[str, Any], headers: Mapping[bytes, bytes] | None = None, status: int = 200) -> Response:
-    """Return the response with these fields: npz if the request's Accept or Content-Type names npz, else JSON."""
+    """Returns the response with these fields: npz if the request's Accept or Content-Type names npz, else JSON."""
     known = headers or {}
     if NPZ.encode() in known.get(b"accept", known.get(b"content-type", b"")):
         buffer = io.BytesIO()
@@ -93,6 +93,6 @@ def encode(fields: Mapping[str, Any], headers: Mapping[bytes, bytes] | None = No
 
 
 def build_error_response(e: RequestError) -> Response:
-    """Return the response to a refused request: always JSON."""
+    """Returns the response to a refused request: always JSON."""
     headers = {"Retry-After": "1"} if e.status == 429 else None
     return Response(json.dumps({"error": e.message}), e.status, headers, JSON)

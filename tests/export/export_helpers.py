@@ -19,7 +19,7 @@ CONTINUOUS = EnvSpec(VECTOR, NORMAL, 1, None, OWN)
 
 
 def trained(state):
-    """Return a state with large parameters, so that actions differ, and with observation statistics."""
+    """Returns a state with large parameters, so that actions differ, and with observation statistics."""
     rng = np.random.default_rng(0)
     scale = lambda x: 0.02 if x.ndim < 2 else 0.5 / math.sqrt(math.prod(x.shape[:-1]))
     noisy = lambda x: np.asarray(x + scale(x) * rng.normal(size=x.shape).astype(x.dtype), x.dtype)

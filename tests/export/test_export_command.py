@@ -26,7 +26,7 @@ def run(tmp_path_factory):
 
 
 def refused(capsys, *args):
-    """Return the error message of the command."""
+    """Returns the error message of the command."""
     assert command.main([*map(str, args)]) == 2
     out, err = capsys.readouterr()
     assert out == "" and all(line.startswith("error: ") for line in err.splitlines())

@@ -68,7 +68,7 @@ each_case = [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def policies(tmp_path_factory, request):
-    """Return name -> (run directory, observations, jrl's actions, policy function) of the selected cases."""
+    """Returns name -> (run directory, observations, jrl's actions, policy function) of the selected cases."""
     root, found = tmp_path_factory.mktemp("runs"), {}
     mine = [
         item.callspec.params for item in request.session.items if item.path == request.path and "callspec" in vars(item)
@@ -93,7 +93,7 @@ def observations(space):
 
 @pytest.fixture(scope="module", params=["npz", "stablehlo", "onnx"])
 def exported(request, policies, tmp_path_factory):
-    """Return (format, directory of each export, with the actions of a process without jrl beside it)."""
+    """Returns (format, directory of each export, with the actions of a process without jrl beside it)."""
     root = tmp_path_factory.mktemp(request.param)
     for name, (_, obs, _, found) in policies.items():
         np.save(root / f"{name}.obs.npy", obs)
@@ -107,7 +107,7 @@ def exported(request, policies, tmp_path_factory):
 
 
 def convert(runs):
-    """Export to ONNX in another process: jax2onnx replaces functions of jax.numpy permanently."""
+    """Exports to ONNX in another process: jax2onnx replaces functions of jax.numpy permanently."""
     for library in ("jax2onnx", "onnxruntime"):
         if importlib.util.find_spec(library) is None:
             pytest.skip(f"the onnx extra is not installed: no {library}")

@@ -55,7 +55,7 @@ def changed(state):
 
 
 def episodes(space, choices):
-    """Yield (observation, reset, reward) of each step of 3 columns, whose episodes end at different times."""
+    """Yields (observation, reset, reward) of each step of 3 columns, whose episodes end at different times."""
     rng = np.random.default_rng(5)
     for t in range(LENGTH):
         obs = formats.draw_observations(rng, space, N, choices)

@@ -227,7 +227,7 @@ def test_a_runner_that_is_killed_or_stalls_costs_its_batch_and_is_replaced(clust
     pids = source.foreach_worker(lambda s: os.getpid())
 
     def void(rollout, report):
-        """Block 1 is void, block 0 goes on, nothing has another shape."""
+        """Blocks 1 is void, block 0 goes on, nothing has another shape."""
         assert rows(rollout)[B:] == [None] * B
         assert rollout.contiguous.tolist() == [True] * B + [False] * B
         assert jax.tree.map(np.shape, rollout) == jax.tree.map(np.shape, first)

@@ -16,7 +16,7 @@ CARTPOLE = {"observation": {"box": [4]}, "action": {"discrete": 2}}
 
 
 def settings(algo="ppo", /, *, envs=2, length=8, external=None, **sections):
-    """Return the config of a small run whose episodes clients play."""
+    """Returns the config of a small run whose episodes clients play."""
     own = {"name": algo, **({"num_epochs": 1, "num_minibatches": 1} if algo == "ppo" else {})}
     tree = {
         "algo": {**own, **sections.pop("algo", {})},
@@ -79,7 +79,7 @@ class Run:
 
 @contextlib.contextmanager
 def running(cfg):
-    """Run a config until the context ends."""
+    """Runs a config until the context ends."""
     clients, interrupted = Clients(), []
     with clients.open(cfg.external):
         run = Run(cfg, clients, interrupted)
@@ -92,7 +92,7 @@ def running(cfg):
 
 
 def asked(address, method, path, body=None, **headers):
-    """Return (status, JSON) of a request over its own connection."""
+    """Returns (status, JSON) of a request over its own connection."""
     parts = urllib.parse.urlsplit(address)
     connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=30)
     data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
@@ -105,7 +105,7 @@ def asked(address, method, path, body=None, **headers):
 
 
 def listening(address, seconds=60):
-    """Wait until a server answers."""
+    """Waits until a server answers."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:
@@ -116,7 +116,7 @@ def listening(address, seconds=60):
 
 
 def until(holds, seconds=30):
-    """Wait until a condition holds."""
+    """Waits until a condition holds."""
     end = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > end:

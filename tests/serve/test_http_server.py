@@ -43,14 +43,14 @@ class Served:
         return socket.create_connection(self._name, timeout=10)
 
     def asked(self, text):
-        """Return (status, error) of a request over its own connection."""
+        """Returns (status, error) of a request over its own connection."""
         with self.connected() as connection:
             connection.sendall(text)
             return answered(connection)
 
 
 def answered(connection):
-    """Return (status, error) of the next answer."""
+    """Returns (status, error) of the next answer."""
     with connection.makefile("rb", buffering=0) as file:  # reads nothing of the following answer
         status, size = int(file.readline().split()[1]), 0
         while line := file.readline().strip():
@@ -64,7 +64,7 @@ def answered(connection):
 
 @pytest.fixture
 def serve(tmp_path):
-    """Return a function that starts a server with a token."""
+    """Returns a function that starts a server with a token."""
     made = []
 
     def make(token=None, **external):
@@ -133,7 +133,7 @@ PAGE = "http://localhost:8000"
 
 
 def page_asked(served, method, **headers):
-    """Return (status, headers by lower-case name) of a request without a body."""
+    """Returns (status, headers by lower-case name) of a request without a body."""
     connection = http.client.HTTPConnection(*served.http.address.socket.getsockname()[:2], timeout=30)
     connection.request(method, "/v1/policies", headers={name.replace("_", "-"): x for name, x in headers.items()})
     answer = connection.getresponse()

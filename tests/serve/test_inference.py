@@ -15,7 +15,7 @@ OBS = [0.1, 0.2, 0.3, 0.4]
 
 
 def histogram(address, name):
-    """Return the counts of a histogram of /metrics, not cumulated."""
+    """Returns the counts of a histogram of /metrics, not cumulated."""
     lines = asked(address, "GET", "/metrics")[1].decode().splitlines()
     found = [int(line.split()[-1]) for line in lines if line.startswith(f"jrl_{name}_bucket{{")]
     assert next(line for line in lines if line.startswith(f"jrl_{name}_count")).endswith(f" {found[-1]}")

@@ -73,7 +73,7 @@ def free_port():
 
 @pytest.fixture
 def players(tmp_path):
-    """Start players with only the client's files beside them; end them after the test."""
+    """Starts players with only the client's files beside them; end them after the test."""
     for name in ("serve/client.py", "export/interpreter.py"):
         (tmp_path / Path(name).name).write_bytes((ROOT / "jrl" / name).read_bytes())
     (tmp_path / "player.py").write_text(PLAYER)

@@ -50,7 +50,7 @@ class BothPolicies:
         self.weights = Weights(self.actor, key, version)
 
     def refresh(self):
-        """Pass the program and the weights to the client, as over HTTP."""
+        """Passes the program and the weights to the client, as over HTTP."""
         program, version, file = self.local.request(self).result(60)
         program = json.loads(json.dumps({**program, "most": 8}))
         if self.here is None:
@@ -65,7 +65,7 @@ class BothPolicies:
         return program
 
     def compared(self, leaves, obs):
-        """Return (actions by path, the policy's distribution), after a comparison of actions and log-probabilities."""
+        """Returns (actions by path, the policy's distribution), after a comparison of actions and log-probabilities."""
         names = list(map(str, range(len(next(iter(leaves.values()))))))
         drawn, changed, log_prob, _ = self.here.act(names, leaves)
         dist, _ = self.algo.choice(self.actor, obs, self.algo.carry(len(log_prob)), True)

@@ -19,7 +19,7 @@ ROLLOUTS, LENGTH, SEED = 6, 16, 3
 
 
 def played(address, env, seed, stop, mode):
-    """Play until the stop event, or until the server ends."""
+    """Plays until the stop event, or until the server ends."""
     client = PolicyClient(address, patience_s=0.0, inference_mode=mode)
     first = True
     try:
@@ -38,7 +38,7 @@ def played(address, env, seed, stop, mode):
 
 
 def rollouts(cfg, external=None, count=ROLLOUTS):
-    """Return rollouts of a run without learning, on the host, and their episode reports."""
+    """Returns rollouts of a run without learning, on the host, and their episode reports."""
     run = build.run(cfg, external=external)
     state = run.program.init(cfg.run.seed)
     found = []
@@ -125,7 +125,7 @@ def test_a_clients_rows_equal_those_of_the_environment(algo, env_id, mode, core,
 
 
 def _after_listening(clients, env, seed, stop, mode, wrong):
-    """Play; an exception ends the run, too."""
+    """Plays; an exception ends the run, too."""
     serving.listening(clients.address)
     try:
         played(clients.address, env, seed, stop, mode)

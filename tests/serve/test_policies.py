@@ -154,7 +154,7 @@ def test_missing_or_invalid_memory_is_refused(address):
 
 
 def equal_actions(where, name, size):
-    """Compare the actions of local inference with those of the server."""
+    """Compares the actions of local inference with those of the server."""
     rng, client, remote = np.random.default_rng(0), PolicyClient(where, inference_mode="local"), PolicyClient(where)
     episode = client.start_episode(policy=name)
     for obs in rng.normal(size=(100, size)).astype(np.float32):

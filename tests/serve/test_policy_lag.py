@@ -29,7 +29,7 @@ CASES = [("ppo", MOST, REQUESTS, DROPPED), ("impala", None, OLD, [])]
 
 
 def _learner(run, found, count):
-    """Yield the step numbers and the metrics of each rollout."""
+    """Yields the step numbers and the metrics of each rollout."""
     state = run.program.init(0)
     for i in range(count):
         _, rollout, _ = run.program.collect(state, 0, i)
@@ -38,7 +38,7 @@ def _learner(run, found, count):
 
 
 def _play(address, episode, first, versions):
-    """Send steps, numbered by their observations; return the number of steps that were too old."""
+    """Sends steps, numbered by their observations; returns the number of steps that were too old."""
     fields = {
         "episode_ids": [episode],
         "observations": [[[float(first + i)] * 4] for i in range(len(versions))],

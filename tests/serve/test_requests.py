@@ -85,7 +85,7 @@ def started(run, **headers):
 
 
 def counted(run, name):
-    """Return a number of /metrics."""
+    """Returns a number of /metrics."""
     lines = asked(run.address, "GET", "/metrics")[1].decode().splitlines()
     return next(line.split()[1] for line in lines if line.startswith(f"jrl_{name} "))
 
@@ -278,7 +278,7 @@ STRAY = [
 
 
 def sent(run, text):
-    """Return all bytes that the server sends until it closes the connection."""
+    """Returns all bytes that the server sends until it closes the connection."""
     parts = urllib.parse.urlsplit(run.address)
     with socket.create_connection((parts.hostname, parts.port), timeout=10) as connection:
         connection.sendall(text)

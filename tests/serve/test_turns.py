@@ -115,7 +115,7 @@ class Ended(Callbacks):
 
 
 def rollouts(cfg, clients, count, interrupted, directory, seen):
-    """Return rollouts and their reports, and the directories of their data sets."""
+    """Returns rollouts and their reports, and the directories of their data sets."""
     run = build.run(cfg, external=clients.source(cfg, 0, interrupted), callback_list=CallbackList(seen))
     run.recorder.begin(directory, 0)
     state, found = run.program.init(cfg.run.seed), []
@@ -128,7 +128,7 @@ def rollouts(cfg, clients, count, interrupted, directory, seen):
 
 
 def written(directories):
-    """Return (agent, number) -> (action, reward, terminated, truncated) of each step in data sets."""
+    """Returns (agent, number) -> (action, reward, terminated, truncated) of each step in data sets."""
     found = {}
     for episode in (episode for one in directories for episode in data.read(one).episodes()):
         last, numbers = len(episode.reward) - 1, first(episode.obs)[:-1, 0]
@@ -231,7 +231,7 @@ def first(obs):
 
 
 def rows_of(rollout, column, agent, cfg):
-    """Return (number, action, reward, terminated, truncated) of the steps of a column."""
+    """Returns (number, action, reward, terminated, truncated) of the steps of a column."""
     obs, action, own = rollout.obs, rollout.action, column
     if isinstance(obs, tuple):  # kinds: a and c, b
         kind = int(agent == "b")
@@ -423,7 +423,7 @@ def _rows(run):
 
 
 def counted(run, name):
-    """Return a number of /metrics."""
+    """Returns a number of /metrics."""
     lines = asked(run.address, "GET", "/metrics")[1].decode().splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith(f"jrl_{name} ")))
 

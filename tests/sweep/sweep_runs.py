@@ -10,7 +10,7 @@ SMALL = [
 
 
 def rows(directory):
-    """Return the result rows of a run without columns that differ between runs."""
+    """Returns the result rows of a run without columns that differ between runs."""
     varying = ("time", "perf/")
     return [
         {k: v for k, v in row.items() if not k.startswith(varying)}

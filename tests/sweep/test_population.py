@@ -39,7 +39,7 @@ KINDS = {
 
 
 def configs(sections, floats, **more):
-    """Return configs with seeds 5, 6, ..."""
+    """Returns configs with seeds 5, 6, ..."""
     data, found = config.merge(config.merge(SMALL, sections), more), []
     for i, own in enumerate(floats):
         of_replay = {"replay": own["replay"]} if "replay" in own else {}
@@ -50,7 +50,7 @@ def configs(sections, floats, **more):
 
 @pytest.fixture
 def members(request):
-    """Yield (population, sessions of its members), after their start."""
+    """Yields (population, sessions of its members), after their start."""
 
     def begun(configs):
         population, runs = build_population.make(configs)
@@ -71,7 +71,7 @@ def advanced(population, sessions, calls):
 
 
 def alone(cfg, calls):
-    """Return kept state, actor and row of a single run after the same number of calls."""
+    """Returns kept state, actor and row of a single run after the same number of calls."""
     with Session(cfg) as session:
         session.start()
         for _ in range(calls):

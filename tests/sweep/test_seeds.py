@@ -44,7 +44,7 @@ def test_the_page(tmp_path, monkeypatch, capsys):
     started = []
 
     def start(command, **more):
-        """Start a process for the first member only, as an import of jax takes seconds."""
+        """Starts a process for the first member only, as an import of jax takes seconds."""
         started.append(command)
         if len(started) == 1:
             return subprocess.Popen(command, **more)

@@ -27,7 +27,7 @@ def rules(**given):
 
 
 def test_when_a_copy_is_taken():
-    at = lambda league_, own, steps=0: league.decided(league_, own, steps, (0, 1))[1]
+    at = lambda league_, own, steps=0: league.decide(league_, own, steps, (0, 1))[1]
     known = standing(counts=against(9, 9, 6), generation=np.array([0, 1, 2], np.int32), copies=np.int32(2))
     assert at(known, rules(snapshot_win_rate=0.8)) == 0  # 24 of 30
     assert at(known, rules(snapshot_win_rate=0.81)) == 3
@@ -51,15 +51,15 @@ def test_which_place_is_written_over():
 
 def test_who_plays():
     known = standing(copies=np.int32(2), generation=np.array([3, 1, 2], np.int32), latest=against(10, 10, 4))
-    assert league.picked(known, rules(opponents="latest"), (0, 0)).tolist() == [0, 0, 0]
-    assert league.picked(known, rules(opponents="uniform"), (0, 0)).tolist() == [0, 1, 2]
+    assert league.pick_opponents(known, rules(opponents="latest"), (0, 0)).tolist() == [0, 0, 0]
+    assert league.pick_opponents(known, rules(opponents="uniform"), (0, 0)).tolist() == [0, 1, 2]
     # only the third is ever not beaten
-    assert league.picked(known, rules(opponents="prioritised"), (0, 0)).tolist() == [2, 2, 2]
+    assert league.pick_opponents(known, rules(opponents="prioritised"), (0, 0)).tolist() == [2, 2, 2]
     some = dataclasses.replace(known, latest=against(5, 10, 5))
-    drawn = np.array([league.picked(some, rules(opponents="prioritised"), (0, i)) for i in range(200)])
+    drawn = np.array([league.pick_opponents(some, rules(opponents="prioritised"), (0, i)) for i in range(200)])
     assert 0.4 < (drawn == 0).mean() < 0.6 and not (drawn == 1).any()
     one = standing()
-    assert league.picked(one, rules(opponents="uniform"), (0, 0)).tolist() == [0, 0, 0]
+    assert league.pick_opponents(one, rules(opponents="uniform"), (0, 0)).tolist() == [0, 0, 0]
 
 
 # ---------------------------------------------------------------- what rows tell

@@ -65,7 +65,7 @@ def drawn(cfg, key, masks):
         return learner.transform_batches(algo, [seen])
 
     algo, policies = build.algorithm(cfg, SPEC), agents.make(cfg, SPEC)
-    groups = policies.bound(make)
+    groups = policies.bind(make)
     learn, _ = build_learner.of_policies(Plan(cfg, SPEC), groups)
     assert [group.label for group in groups] == ["agent_0+1", "agent_2", "agent_3"]
     like = unroll.rollout_like(SPEC, algo, length=STEPS, num_envs=SPEC.num_envs)

@@ -86,7 +86,7 @@ def test_each_column_acts_with_the_weights_of_who_sits_there(session):
     state = session.run.program.assign(state, kept)
     _, rollout, _ = session.run.program.collect(state, 0, 0)
     rollout, policies, actors = jax.device_get(rollout), session.run.policies, session.run.program.actor(state)
-    learner, pool = policies.bound(build.algorithm_of_one)
+    learner, pool = policies.bind(build.algorithm_of_one)
     by_name = policies.by_name(actors)
     games = rollout.mask.shape[1] // 2
     mine = [2 * g + g % 2 for g in range(games)]

@@ -106,14 +106,14 @@ class ByGame(policies.Policies):
 
     @functools.cached_property
     def numbered(self) -> tuple[str, ...]:
-        return tuple(name for names in self.alike for name in names)
+        return tuple(name for names in self.similar for name in names)
 
     @property
-    def seen(self) -> EnvSpec:
+    def policy_spec(self) -> EnvSpec:
         assert isinstance(self.spec.observation, Dict)
         return self.spec._replace(observation=self.spec.observation[OBS])
 
-    def observed(self, obs: PyTree) -> PyTree:
+    def policy_obs(self, obs: PyTree) -> PyTree:
         return obs[OBS]
 
     def _likeness(self, name: str) -> Any:
@@ -127,7 +127,7 @@ class ByGame(policies.Policies):
         return {}
 
     @property
-    def followed(self) -> tuple[str, ...]:
+    def column_policies(self) -> tuple[str, ...]:
         return self.names[:1] * self._shape[2]
 
     def _extras(self) -> dict[str, tuple[int, ...]]:
@@ -178,7 +178,7 @@ class ByGame(policies.Policies):
             )
         return inner._replace(
             init=lambda key: {**inner.init(key), TABLE: empty(*shape)},
-            actor=fixed.beside(inner.actor, TABLE, _for_acting),
+            actor=fixed.with_item(inner.actor, TABLE, _for_acting),
             carry=carry,
             act=act,
             running_return_gamma=next(iter(gammas), None),
@@ -210,7 +210,7 @@ class ByGame(policies.Policies):
                 state[group.label], replay[group.label], found = learned
                 metrics |= group.unstack(found)
             state[TABLE] = watched(state[TABLE], rollout, axis_name)
-            row = fixed.told(metrics)
+            row = fixed.join_metrics(metrics)
             latest = state[TABLE].recent.window_return
             returns, window = jnp.nanmean(latest, -1), jnp.isfinite(latest).sum(-1, dtype=jnp.float32)
             for k, name in enumerate(self.numbered):
@@ -219,10 +219,10 @@ class ByGame(policies.Policies):
 
         return inner._replace(
             init=lambda key: {**inner.init(key), TABLE: empty(*shape)},
-            actor=fixed.beside(inner.actor, TABLE, _for_acting),
+            actor=fixed.with_item(inner.actor, TABLE, _for_acting),
             step=step,
-            keep=fixed.beside(inner.keep, TABLE),
-            resume=fixed.beside(inner.resume, TABLE),
+            keep=fixed.with_item(inner.keep, TABLE),
+            resume=fixed.with_item(inner.resume, TABLE),
         )
 
     # ------------------------------------------------------------ on the host: the table
@@ -232,7 +232,7 @@ class ByGame(policies.Policies):
         for game in range(self._shape[1]):
             self._answers(0, game)
 
-    def ahead(self, program: Program, state: LoopState) -> LoopState:
+    def prepare(self, program: Program, state: LoopState) -> LoopState:
         """Returns the state with a table of all games that the next call can begin; waits for the last call.
 
         Raises:
@@ -316,7 +316,7 @@ def _taught(
     group: Group, rollout: Rollout, who: Array, axis_name: str | None, number, trained, floats, state, replay, key
 ):
     """Updates the policy `number` from its rows; a policy that does not learn is returned unchanged."""
-    learner = fixed.taught(group if group.with_values is None else group.with_values(floats))
+    learner = fixed.learner_of(group if group.with_values is None else group.with_values(floats))
     rows = rollout.mask & (who == number)
     own = dataclasses.replace(rollout, mask=rows)
     like = jax.eval_shape(learner.step, state, replay, own, key)[2]

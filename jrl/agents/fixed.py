@@ -264,7 +264,7 @@ def learning(groups: Sequence[Group], num_agents: int, *, lockstep: bool = False
         repeat = lambda group, tree: jax.tree.map(
             lambda x: jnp.broadcast_to(x, (len(group.names), *x.shape)) if group.stacked else x, tree
         )
-        return {group.label: repeat(group, taught(group).init_replay()) for _, group in learners}
+        return {group.label: repeat(group, learner_of(group).init_replay()) for _, group in learners}
 
     def actor(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
         read = lambda one: one.algo.actor if one.learner is None else one.learner.actor
@@ -279,14 +279,16 @@ def learning(groups: Sequence[Group], num_agents: int, *, lockstep: bool = False
             learned = _learned(group, state[group.label], replay[group.label], own, drawn)
             state[group.label], replay[group.label], found = learned
             metrics |= group.unstack(found)
-        return state, replay, told(metrics)
+        return state, replay, join_metrics(metrics)
 
     def keep(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
         kept = lambda group: (lambda x: x) if group.learner is None else group.learner.keep
         return by_policy_name(groups, {group.label: kept(group)(state[group.label]) for group in groups})
 
     def resume(kept: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        again = lambda group: (lambda x: x) if group.learner is None else group.mapped(lambda one: taught(one).resume)
+        again = lambda group: (
+            (lambda x: x) if group.learner is None else group.mapped(lambda one: learner_of(one).resume)
+        )
         return {group.label: again(group)(group.stack(kept)) for group in groups}
 
     if any(group.stacked for group in groups):  # one program instead of one for each shape
@@ -294,7 +296,7 @@ def learning(groups: Sequence[Group], num_agents: int, *, lockstep: bool = False
     return Learner(init, init_replay, actor, step, keep=keep, resume=resume)
 
 
-def taught(group: Group) -> Learner:
+def learner_of(group: Group) -> Learner:
     """Returns the Learner of a group that learns."""
     assert group.learner is not None
     return group.learner
@@ -305,7 +307,9 @@ def by_policy_name(groups: Sequence[Group], by_group: Mapping[str, PyTree]) -> d
     return {name: one for group in groups for name, one in group.unstack(by_group[group.label]).items()}
 
 
-def beside(fn: Callable[[Any], PyTree], name: str, read: Callable[[Any], Any] = lambda x: x) -> Callable[..., PyTree]:
+def with_item(
+    fn: Callable[[Any], PyTree], name: str, read: Callable[[Any], Any] = lambda x: x
+) -> Callable[..., PyTree]:
     """Returns state -> `fn` of its policies, with the further item `name` as `read(item)`."""
     return lambda state: {**fn(without(state, name)), name: read(state[name])}
 
@@ -348,7 +352,7 @@ def _learned(group: Group, state: PyTree, replay: PyTree, rollout: Rollout, keys
     Policies with replay learn in parallel, since a loop would copy the replay. So do policies with images, since a
     convolution in another loop is several times slower.
     """
-    pick = lambda one: taught(one).step
+    pick = lambda one: learner_of(one).step
     row_bytes = sum(x.dtype.itemsize * math.prod(x.shape[3:]) for x in jax.tree.leaves(rollout.obs))
     if (
         not group.stacked
@@ -363,7 +367,7 @@ def _learned(group: Group, state: PyTree, replay: PyTree, rollout: Rollout, keys
     return minibatch.map_rows(lambda given: step(*given), (*before, state, replay, rollout, keys), at_once)
 
 
-def told(metrics: Mapping[str, Metrics]) -> Metrics:
+def join_metrics(metrics: Mapping[str, Metrics]) -> Metrics:
     """Returns the metrics of all policies, by policy name, and the metrics of the whole run."""
     found: Metrics = {}
     for policy, one in metrics.items():

@@ -75,7 +75,7 @@ def _errors(share: np.ndarray, games: np.ndarray | int) -> np.ndarray:
 # ---------------------------------------------------------------- decisions
 
 
-def decided(league: League, own: Any, env_steps: int, seed: tuple[int, int]) -> tuple[League, int]:
+def decide(league: League, own: Any, env_steps: int, seed: tuple[int, int]) -> tuple[League, int]:
     """Returns the league after a row, and the slot of a new copy.
 
     Args:
@@ -93,13 +93,13 @@ def decided(league: League, own: Any, env_steps: int, seed: tuple[int, int]) -> 
     if (judged and strong) or now > marks:
         place = least_useful(league, own)
         after = _with_copy(league, place)
-        pick = picked(after, own, seed)
+        pick = pick_opponents(after, own, seed)
         return dataclasses.replace(after, pick=pick, marks=np.int32(now)), place
     if not judged:
         return league, pool
     after = dataclasses.replace(league, latest=league.counts, counts=np.zeros_like(league.counts))
     if own.opponents == "prioritised":
-        pick = picked(after, own, seed)
+        pick = pick_opponents(after, own, seed)
         # games with a change of copies do not count
         since = league.since if np.array_equal(pick, league.pick) else np.int32(league.since + 1)
         after = dataclasses.replace(after, pick=pick, since=since)
@@ -143,7 +143,7 @@ def _with_copy(league: League, place: int) -> League:
     )
 
 
-def picked(league: League, own: Any, seed: tuple[int, int]) -> np.ndarray:
+def pick_opponents(league: League, own: Any, seed: tuple[int, int]) -> np.ndarray:
     """Returns the slot whose copy plays in slot k, i32 [K].
 
     Uniform: all copies in turn. Latest: the newest copy. Prioritised: drawn in proportion to the share of games not won

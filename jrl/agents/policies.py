@@ -61,11 +61,11 @@ class Policies(abc.ABC):
         return self._spec
 
     @property
-    def seen(self) -> EnvSpec:
+    def policy_spec(self) -> EnvSpec:
         """Returns the spec as policies see it."""
         return self.spec
 
-    def observed(self, obs: PyTree) -> PyTree:
+    def policy_obs(self, obs: PyTree) -> PyTree:
         """Returns a rollout's observations as policies see them."""
         return obs
 
@@ -76,10 +76,10 @@ class Policies(abc.ABC):
 
     def of(self, policy: str) -> tuple[RunConfig, EnvSpec]:
         """Returns config and spec of one policy's agents alone."""
-        return multi_agent.policy_config(self.cfg, policy), _spec_of(self.seen, self._agents[policy])
+        return multi_agent.policy_config(self.cfg, policy), _spec_of(self.policy_spec, self._agents[policy])
 
     @property
-    def alike(self) -> list[list[str]]:
+    def similar(self) -> list[list[str]]:
         """Returns the policy names of each group, whose policies differ only in weights and floats of `algo`."""
         found: list[tuple[Any, list[str]]] = []
         for name in self.names:
@@ -92,7 +92,7 @@ class Policies(abc.ABC):
 
     def _likeness(self, name: str) -> Any:
         agents = self._agents[name]
-        kind = next(one.agents for one in spaces.by_kind(self.seen) if agents[0] in one.agents)
+        kind = next(one.agents for one in spaces.by_kind(self.policy_spec) if agents[0] in one.agents)
         own = without_floats(multi_agent.policy_config(self.cfg, name))
         return own, name in self.trained, len(agents), kind
 
@@ -100,10 +100,10 @@ class Policies(abc.ABC):
     def groups(self) -> tuple[Group, ...]:
         """Returns the groups of similar policies, without algorithms."""
         found = []
-        for names in self.alike:
+        for names in self.similar:
             configs = [multi_agent.policy_config(self.cfg, name) for name in names]
             numbers = [[self.spec.agents.index(agent) for agent in self._agents[name]] for name in names]
-            spec = _spec_of(self.seen, self._agents[names[0]])
+            spec = _spec_of(self.policy_spec, self._agents[names[0]])
             floats = differing([cfg.algo for cfg in configs])
             group = Group(tuple(names), np.array(numbers), kinds=self.spec.kinds, cfg=configs[0], spec=spec)
             found.append(group._replace(floats=floats) if floats else group)
@@ -121,13 +121,13 @@ class Policies(abc.ABC):
         """Returns a State from `Learner.keep` as a dict by policy."""
         return kept
 
-    def joined(self, states: Mapping[str, PyTree]) -> PyTree:
+    def join(self, states: Mapping[str, PyTree]) -> PyTree:
         """Returns the inverse of `states`."""
         return dict(states)
 
     # ------------------------------------------------------------ acting and learning
 
-    def bound(self, make: MakeAlgo) -> tuple[Group, ...]:
+    def bind(self, make: MakeAlgo) -> tuple[Group, ...]:
         """Returns the groups with their algorithms."""
         return tuple(_bound(group, make) for group in self.groups)
 
@@ -147,7 +147,7 @@ class Policies(abc.ABC):
         return self._agents
 
     @property
-    def followed(self) -> tuple[str, ...]:
+    def column_policies(self) -> tuple[str, ...]:
         """Returns the policy of each column of a game or block of games."""
         owned = [zip(group.names, group.agents.tolist(), strict=True) for group in self.groups]
         pairs = sorted((column, name) for group in owned for name, columns in group for column in columns)
@@ -156,7 +156,7 @@ class Policies(abc.ABC):
     @property
     def labels(self) -> tuple[str, ...]:
         """Returns the policy label of each column in recorded data."""
-        return self.followed
+        return self.column_policies
 
     @property
     def columns(self) -> "complete.Agents | None":
@@ -165,7 +165,7 @@ class Policies(abc.ABC):
             return None
         from jrl.rollout import complete
 
-        return complete.Agents(tuple(map(self.names.index, self.followed)), self.spec.kinds, self._extras())
+        return complete.Agents(tuple(map(self.names.index, self.column_policies)), self.spec.kinds, self._extras())
 
     def _extras(self) -> dict[str, tuple[int, ...]]:
         return {group.label: tuple(group.agents.reshape(-1).tolist()) for group in self.groups}
@@ -175,7 +175,7 @@ class Policies(abc.ABC):
         """Returns the options of `Stitch` for several agents; {} with a single agent."""
         if not self.spec.agents:
             return {}
-        return {"kinds": self.spec.kinds, "agents": self.spec.agents, "policies": self.followed}
+        return {"kinds": self.spec.kinds, "agents": self.spec.agents, "policies": self.column_policies}
 
     def whole_games(self, games: int) -> int:
         """Returns `games`, rounded up until each policy has each seat equally often."""
@@ -210,7 +210,7 @@ class Policies(abc.ABC):
     def check(self) -> None:  # noqa: B027  # most policies need no such function
         """Raises InputError: the policy mapping returns an unknown policy."""
 
-    def ahead(self, program: Program, state: LoopState) -> LoopState:
+    def prepare(self, program: Program, state: LoopState) -> LoopState:
         """Returns the state for the next call."""
         return state
 
@@ -254,7 +254,7 @@ class Policies(abc.ABC):
             latest = jax.device_get(clear_running(columns))
             source = latest if isinstance(source, EpisodeState) else source.replace(columns=latest)
         return LoopState(
-            learner=self.joined({**self._beside(new, old, before), **states}),
+            learner=self.join({**self._beside(new, old, before), **states}),
             replay=self._join_replays(fresh.replay, {n: (replays if fits(n) else wanted)[n] for n in wanted}),
             source=source,
         )
@@ -307,14 +307,14 @@ class Single(Policies):
     def states(self, kept: PyTree) -> dict[str, PyTree]:
         return {self.the_one or "": kept}
 
-    def joined(self, states: Mapping[str, PyTree]) -> PyTree:
+    def join(self, states: Mapping[str, PyTree]) -> PyTree:
         return states[self.the_one or ""]
 
     def acting(self, groups: Sequence[Group]) -> Algo:
         return groups[0].algo
 
     def learning(self, groups: Sequence[Group], *, axis_name: str | None = None) -> Learner:
-        return fixed.taught(groups[0])
+        return fixed.learner_of(groups[0])
 
     def _extras(self) -> dict[str, tuple[int, ...]]:
         return {}

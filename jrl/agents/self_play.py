@@ -66,7 +66,7 @@ class SelfPlay(Policies):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        return tuple(name if name == self.section.policy else OPPONENTS for name in self.followed)
+        return tuple(name if name == self.section.policy else OPPONENTS for name in self.column_policies)
 
     def whole_games(self, games: int) -> int:
         unit = self._num_agents * self.section.pool or 1  # 1: the agents are unknown
@@ -83,7 +83,7 @@ class SelfPlay(Policies):
 
     # ------------------------------------------------------------ acting and learning
 
-    def bound(self, make: MakeAlgo) -> tuple[Group, ...]:
+    def bind(self, make: MakeAlgo) -> tuple[Group, ...]:
         mine, pool = self.groups
         algo = make(mine.cfg, mine.spec)
         copies = algo._replace(init=lambda key: frozen(algo.init(key)))
@@ -115,7 +115,7 @@ class SelfPlay(Policies):
         """Returns a Learner of the first group, which also counts its results over `axis_name`."""
         mine, pool = groups
         inner, num_agents = fixed.learning(groups, _width(groups)), self._num_agents
-        keep_one = fixed.taught(mine).keep
+        keep_one = fixed.learner_of(mine).keep
 
         def init(key: Key) -> dict[str, PyTree]:
             found = inner.init(key)
@@ -130,8 +130,8 @@ class SelfPlay(Policies):
             init=init,
             actor=_playing(inner.actor, pool),
             step=step,
-            keep=fixed.beside(inner.keep, LEAGUE),
-            resume=fixed.beside(inner.resume, LEAGUE),
+            keep=fixed.with_item(inner.keep, LEAGUE),
+            resume=fixed.with_item(inner.resume, LEAGUE),
         )
 
     # ------------------------------------------------------------ on the host, after a row
@@ -141,7 +141,7 @@ class SelfPlay(Policies):
     ) -> LoopState:
         """Adds the league's metrics to a row; takes a copy and changes the opponents, if due."""
         before = on_host(state)
-        after, place = league.decided(before, self.section, row["env_steps"], (self.cfg.run.seed, count))
+        after, place = league.decide(before, self.section, row["env_steps"], (self.cfg.run.seed, count))
         row.update(league.metrics(before, self.section))
         row.update({"league/size": league.size(after), "league/copies": int(after.copies)})
         if after is not before:

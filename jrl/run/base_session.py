@@ -122,7 +122,7 @@ class BaseSession:
         """
         policies, whole = self.run.policies, self.learner_state_of_all()
         given = {self._resolve_name(name): state for name, state in states.items()}
-        whole = policies.joined({**policies.states(whole), **given})
+        whole = policies.join({**policies.states(whole), **given})
         self.replace_state(self.run.program.assign(self.state, whole))
 
     # ------------------------------------------------------------ adding and removing policies

@@ -160,7 +160,7 @@ def _learning(
         from jrl.envs import task as tasks
 
         tasks.check(vectors[0])
-    groups = policies.bound(functools.partial(algorithm_of_one, axis_name=parallel.AXIS, callback_list=callback_list))
+    groups = policies.bind(functools.partial(algorithm_of_one, axis_name=parallel.AXIS, callback_list=callback_list))
     algo = policies.acting(groups)
     if callback_list:
         callback_list.check(on_policy=algo.on_policy)
@@ -181,7 +181,9 @@ def _learning(
         with_data = build_data.beside(plan, algo, inputs)
     learn, replay = build_learner.of_policies(plan, groups, with_data)
     learn = learner.transform_rollouts(learn, transforms(cfg.custom, callback_list))
-    learn = learner.report_blocked_actions(learn, policies.seen, axis_name=parallel.AXIS, observed=policies.observed)
+    learn = learner.report_blocked_actions(
+        learn, policies.policy_spec, axis_name=parallel.AXIS, observed=policies.policy_obs
+    )
     return _Learning(plan, vectors, algo, learn, replay, inputs)
 
 

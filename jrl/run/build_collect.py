@@ -93,7 +93,7 @@ def algorithm(
     """Makes the algorithm of all policies for the spaces of `spec`, with the user's loss and batch functions."""
     policies = agents.make(cfg, spec)
     make = functools.partial(algorithm_of_one, axis_name=axis_name, callback_list=callback_list)
-    return policies.acting(policies.bound(make))
+    return policies.acting(policies.bind(make))
 
 
 def algorithm_of_one(

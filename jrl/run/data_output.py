@@ -124,7 +124,7 @@ class Recorder:
         cfg = plan.cfg
         self._output: OutputConfig = cfg.data.output
         self._options = stitch_options(plan.policies, self._output.columns)
-        self._spec = plan.policies.seen
+        self._spec = plan.policies.policy_spec
         self._meta = {"env": cfg.env.id, "source": "jrl", "algo": algo_name(cfg)}
         self.iteration = 0
         self._stitches: dict[int, Stitch] = {}  # by first column

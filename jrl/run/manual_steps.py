@@ -157,7 +157,7 @@ class ManualSteps:
                 f"sample: {session.config.env.id} is stepped by EnvPool inside the program that learns: use "
                 "rollout.collector host"
             )
-        start = session.run.policies.ahead(program, session.state)
+        start = session.run.policies.prepare(program, session.state)
         state, *collected = program.collect(start, *self._number())
         session.replace_state(program.discontinue(state))
         rollout, report = jax.device_get(collected)

@@ -174,7 +174,7 @@ class Session(BaseSession):
             notes = [f"init-from: {line}" for line in lines]
             state = program.assign(state, learner)
         notes += self.run.inputs.notes if self.run.inputs else ()
-        self.state = self.run.policies.ahead(program, state)
+        self.state = self.run.policies.prepare(program, state)
         if self.run.recorder:
             notes += self.run.recorder.begin(self._directory, self.iteration, starts_over=starts_over)
         self.reporter = reporter.Reporter(
@@ -246,7 +246,7 @@ class Session(BaseSession):
         fresh = jax.device_get(program.keep(program.init(cfg.run.seed)))
         merged = self.run.policies.continued(fresh, kept, before, given, self.run.plan.learners)
         self.clock = now
-        self.replace_state(self.run.policies.ahead(program, program.place(merged)))
+        self.replace_state(self.run.policies.prepare(program, program.place(merged)))
         self._policies_changed = True
         self.reporter.policies = self.run.policies.reported
         self.schedule.start()
@@ -296,7 +296,7 @@ class Session(BaseSession):
                 iteration=self.iteration,
                 clock=self.clock,
                 timers=self.timers,
-                prepare=functools.partial(self.run.policies.ahead, self.run.program),
+                prepare=functools.partial(self.run.policies.prepare, self.run.program),
             )
         return self._calls
 

@@ -58,7 +58,7 @@ def _name_policies(found: PyTree, policies: agents.Policies) -> PyTree:
     """Returns a State by policy name; an earlier version saved policies by their index in a table of games."""
     if not isinstance(found, dict) or "numbers" not in found.get(TABLE, {}):
         return found
-    first, *others = policies.alike
+    first, *others = policies.similar
     rest, old = [name for names in others for name in names], found[TABLE]
     indices = [*range(len(first)), *range(len(old["numbers"]) - len(rest), len(old["numbers"]))]
     number_of = {int(old["numbers"][index]): number for number, index in enumerate(indices)}

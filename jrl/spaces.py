@@ -68,18 +68,28 @@ def join_paths(paths: Sequence[tuple[str, ...]]) -> list[str]:
     >>> join_paths([("goal", "at"), ("pos",)]), join_paths([("goal", "at"), ("goal/at",)])
     (['goal/at', 'pos'], ['goal/at', 'goal~1at'])
     """
-    return list(map(_joining(paths), paths))
+    return list(map(_find_join(paths), paths))
 
 
-def _joining(paths: Sequence[tuple[str, ...]]) -> Callable[[Sequence[str]], str]:
+def _find_join(paths: Sequence[tuple[str, ...]]) -> Callable[[Sequence[str]], str]:
     """Returns the function that joins the names of one of these paths."""
-    escaped = lambda names: "/".join(map(escape, names))
-    return "/".join if len(set(map("/".join, paths))) == len(set(paths)) else escaped
+    return _join_plainly if len(set(map(_join_plainly, paths))) == len(set(paths)) else _join_escaped
 
 
 def _join(space: Space) -> Callable[[Sequence[str]], str]:
     """Returns the function that joins the names of a leaf or part of `space` to its path."""
-    return _joining([names for names, _ in _leaves(space)])
+    return _find_join([names for names, _ in _leaves(space)])
+
+
+def _join_plainly(names: Sequence[str]) -> str:
+    path = ""
+    for name in reversed(names):  # empty names at the end are left out
+        path = f"{name}/{path}" if path else name
+    return path
+
+
+def _join_escaped(names: Sequence[str]) -> str:
+    return "/".join(map(escape, names))
 
 
 def escape(name: str) -> str:

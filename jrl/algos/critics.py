@@ -80,8 +80,8 @@ def check(cfg: Common, space: Space, network: NetworkConfig) -> None:
     name = parts.name_of(cfg)
     if network.shared:
         raise InputError(f"network.shared: {name} needs separate torsos for policy and critics: set it to false")
-    if not isinstance(space, Box):
-        return
+    if not isinstance(space, Box) or np.dtype(space.dtype).kind != "f":
+        return  # `parts.check_action` refuses a Box of integers
     low, high = space.bounds()
     if not ((low == -1) & (high == 1)).all():
         fix = "set env.normalize_actions=true"

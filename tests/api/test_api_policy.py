@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from jrl import config
+from jrl import agents, config
 from jrl.envs.history import build_history
 from jrl.play.actor import Actor
 from jrl.rllib.policy import ActionPolicy
@@ -27,8 +27,9 @@ def policies(spec, *overrides, own=None):
     state, rng = jax.jit(algo.init)(jax.random.key(1)), np.random.default_rng(0)
     state = state.replace(params=jax.tree.map(lambda x: x + rng.normal(size=x.shape).astype(x.dtype), state.params))
     session = types.SimpleNamespace(
-        version=0, policies=(), actor=lambda policy=None: algo.actor(state), learner_state=lambda policy=None: state
-    )
+        version=0, policies=(), actor=lambda policy=None: algo.actor(state), learner_state=lambda policy=None: state,
+        run=types.SimpleNamespace(policies=agents.make(cfg, spec)),
+    )  # fmt: skip
     made: object = ActionPolicy(session, Actor(algo, spec, cfg, seed=cfg.run.seed))
     return made, Actor(algo, spec, cfg, state)
 

@@ -242,3 +242,23 @@ def test_callbacks_see_the_episodes_that_count():
 
 
 # ---------------------------------------------------------------- runners
+
+
+@pytest.mark.slow
+def test_runners_play_exactly_the_episodes_asked_for():
+    runners = {"num_cpus": 0.5}
+    cfg = run_config(
+        evaluation={"num_env_runners": 2, "num_envs": 2, "duration": 5, "timeout_s": None}, env_runners=runners
+    )
+    evaluations, actor = Evaluations(cfg, callbacks=(callbacks := Watching())), trained(cfg)
+    try:
+        first, again = (evaluations.play(actor, count=0, version=1) for _ in range(2))
+        assert first["episodes"] == 5 and first["num_healthy_workers"] == 2 and 8 <= first["return"] <= 30
+        assert {**first, "time_s": 0} == {**again, "time_s": 0}
+        assert set(first) == set(evaluations.names)
+        assert evaluations.workers.foreach_worker(lambda source: source.columns.length.shape) == [(1,), (1,)]
+        assert sum(float(r.reward[r.mask].sum()) for r, _ in callbacks.seen) == pytest.approx(first["return"] * 10)
+        evaluations.restart(4)
+        assert evaluations.play(actor, count=0, version=2)["episodes"] == 5
+    finally:
+        evaluations.close()

@@ -172,7 +172,7 @@ CHECKS = {
     "league": league,
     "memory_tracking": memory_tracking,
 }
-QUICK = ("action_distribution", "several_callbacks")  # the mechanisms of all others have quick tests elsewhere
+QUICK = ("several_callbacks",)  # the mechanisms of all others have quick tests elsewhere
 ELSEWHERE = (
     "tune_",
     "reinforce",

@@ -1,6 +1,8 @@
 """A policy from a checkpoint: the algorithm's own actions, in the environment's units, for one observation or many."""
 
+import json
 import re
+import shutil
 import subprocess
 import sys
 
@@ -11,7 +13,7 @@ import pytest
 from saved import save
 
 import jrl
-from jrl import api, config
+from jrl import api, config, evaluate, train
 from jrl.fields import shipped
 from jrl.fields.data import Fresh
 from jrl.ops import normalize
@@ -300,3 +302,25 @@ def test_of_a_run_the_best_checkpoint_acts(tmp_path):
     assert jrl.load(tmp_path).env_steps == jrl.load(tmp_path, best=True).env_steps == 2
     assert jrl.load(tmp_path, best=False).env_steps == 3
     assert jrl.load(tmp_path / "checkpoints" / "1").env_steps == 1
+
+
+@pytest.mark.slow
+def test_a_recurrent_run_is_evaluated_alike_from_a_copy_in_another_process(tmp_path, capsys):
+    small = [
+        "env.backend=jax",
+        "env.num_envs=4",
+        "rollout.length=32",
+        "network.hidden=[8]",
+        "run.compile_cache=false",
+    ]
+    core = ["network.core={name: lstm, size: 8}", "algo.normalize_obs=true", "run.log=[jsonl]"]
+    run = ["--algo=ppo", "--env=CartPole-v1", "--stop=env_steps=512", "--out", str(tmp_path / "run")]
+    assert train.main([*run, *(f"--set={s}" for s in [*small, *core])]) == 0
+    capsys.readouterr()
+    assert evaluate.main([str(tmp_path / "run"), "--episodes=5", "--json"]) == 0
+    here = json.loads(capsys.readouterr().out)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    command = [sys.executable, "-m", "jrl.evaluate", str(tmp_path / "copy"), "--episodes=5", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    there = json.loads(done.stdout)
+    assert {**there, "checkpoint": here["checkpoint"]} == here and here["episodes"] == 5

@@ -92,6 +92,7 @@ def test_a_run_goes_on_with_another_number_of_environments(algo, backend, tmp_pa
         assert row["env_steps"] >= 500 + 300 * i and row["episode/length"] > 5
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_environments_in_another_place(tmp_path, capsys):
     """In the program that learns, beside it, and there again: what is kept of them is another kind of thing."""
     out, ways = tmp_path / "a", ("sync", "async", "sync")

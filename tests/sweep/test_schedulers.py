@@ -179,9 +179,7 @@ class Killed(BaseException):
 MOMENTS = {"asha": 5, "pbt": 7, "groups": 3, "tpe": 3}
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=[] if k in ("asha", "pbt") else [pytest.mark.slow]) for k in KINDS]
-)
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=[] if k == "asha" else [pytest.mark.slow]) for k in KINDS])
 def test_a_killed_sweep_resumes_to_the_same_end(kind, tmp_path, monkeypatch, capsys):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert run(whole, *KINDS[kind]) == 0

@@ -118,6 +118,7 @@ def test_members_that_do_not_fit_the_memory_train_in_turn(tmp_path, monkeypatch,
     assert len({rows(tmp_path / "turns" / "members" / f"0{i}")[-1]["loss/value"] for i in range(3)}) == 3
 
 
+@pytest.mark.slow
 def test_members_with_different_checkpoints_resume_to_the_same_end(tmp_path, capsys):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert run("--stop=env_steps=96", "--seeds=2", f"--out={whole}") == 0
@@ -147,6 +148,7 @@ def test_members_that_met_their_criterion_train_on_to_a_larger_budget(tmp_path, 
     assert [(row["ended"], int(row["env_steps"]) >= 512) for row in table(tmp_path)] == [("env_steps", True)] * 2
 
 
+@pytest.mark.slow
 def test_a_member_that_is_not_finite_stays_at_its_last_good_state(tmp_path, capsys):
     out = tmp_path / "x"
     cfg = config.load(

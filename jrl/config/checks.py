@@ -128,6 +128,8 @@ def _name(cfg: Any) -> str:
 
 # ---------------------------------------------------------------- data sets
 
+_OF_DATA_ALONE = f"{{key}}: it is for runs that learn from data.input alone, and data.input names {SAMPLER}: {{why}}"
+
 
 def _input_fault(cfg: Any) -> str:
     """Returns the message about a faulty `data.input`; "" if it is valid or not set."""
@@ -200,8 +202,11 @@ _DATA = (
             "data.updates_per_iteration": "use replay.updates_per_step, the updates for each environment step",
             "data.placement": "here the data are on the devices, beside replay: leave it out",
         },
-        f"{{key}}: it is for runs that learn from data.input alone, and data.input names {SAMPLER}: {{why}}",
+        _OF_DATA_ALONE,
     ),
+    Row("data.validation_batches data.input",
+        lambda c: _is_mixed(c) and c.data.validation_batches != datasets.DataConfig().validation_batches,
+        _OF_DATA_ALONE.format(key="data.validation_batches", why="leave it out")),
     *_excluded(
         "data.input",
         _has_data_alone,

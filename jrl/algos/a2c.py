@@ -36,7 +36,7 @@ class Config(Common):
     has_critic: ClassVar[bool] = True
 
     lr: NonNegativeSchedule = 1e-3
-    gae_lambda: Unit = 1.0  # of generalised advantage estimation; 1: the return to the end of the rollout
+    gae_lambda: Unit = 1.0  # lambda of generalised advantage estimation; 1: the return to the end of the rollout
     vf_coef: NonNegative = 0.5  # weight of the value loss
     ent_coef: NonNegativeSchedule = 0.01  # weight of the entropy bonus
     normalize_advantage: bool = False  # to mean 0 and deviation 1 over the rollout's unmasked rows

@@ -81,7 +81,7 @@ class QLearning(Common):
     double: bool = False  # the online network picks the next action
     munchausen: bool = False  # adds alpha * clip(temperature * log pi(action), clip, 0) to the reward; soft backups
     munchausen_alpha: Unit = 0.9
-    munchausen_temperature: Positive = 0.03  # of the policy softmax(Q / temperature)
+    munchausen_temperature: Positive = 0.03  # temperature of the policy softmax(Q / temperature)
     munchausen_clip: Annotated[float, Lt(0)] = -1.0  # least of the clipped term; the paper has -1
     target_update_every: Count = 500  # gradient steps between moves of the target network
     tau: Share = 1.0  # weight of the online network in the target network's move; 1: a copy
@@ -118,11 +118,11 @@ class Config(QLearning):
     noisy: bool = False  # noise on the heads' weights; then exploration.epsilon 0 leaves exploring to it
     noisy_sigma: Positive = 0.5  # initial deviation of the noise, times 1 / sqrt(inputs of the layer)
     head: Literal["expected", "c51", "qr"] = "expected"  # what the network estimates: the return's mean or distribution
-    num_atoms: Annotated[int, Interval(ge=2, le=65_536)] = 51  # of c51
+    num_atoms: Annotated[int, Interval(ge=2, le=65_536)] = 51  # atoms of c51
     v_min: float = -10.0  # lowest atom of c51; returns beyond the atoms are taken for the nearest
     v_max: float = 10.0  # highest atom of c51
-    num_quantiles: Annotated[int, Interval(ge=1, le=65_536)] = 200  # of qr
-    loss: Literal["huber", "mse"] = "huber"  # of the TD error; for head expected
+    num_quantiles: Annotated[int, Interval(ge=1, le=65_536)] = 200  # quantiles of qr
+    loss: Literal["huber", "mse"] = "huber"  # loss of the TD error; for head expected
     value_rescaling: bool = False  # learns h(Q) = sign(Q) (sqrt(|Q| + 1) - 1) + Q / 1000; for head expected
 
     def q_head(self) -> q_heads.QHead:

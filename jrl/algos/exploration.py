@@ -123,7 +123,7 @@ class ParameterNoiseAction:
 
     name: Literal["parameter_noise"] = "parameter_noise"
     std: NonNegative = 0.1  # deviation of the noise at the start
-    target_std: NonNegativeSchedule = 0.2  # of the actions in [-1, 1]
+    target_std: NonNegativeSchedule = 0.2  # standard deviation of actions in [-1, 1]
     factor: Annotated[float, Ge(1)] = 1.01  # by which the deviation grows or shrinks with each rollout
     # environment steps between two draws of the noise; it is one for a whole rollout
     redraw_every: Annotated[int, Interval(ge=1, le=UINT32)] = 1_000
@@ -263,7 +263,7 @@ def _choose(
     at = lambda schedule: schedules.value(schedule, env_steps)
     log_prob = None
     match cfg:
-        case EpsilonGreedy() | ParameterNoiseQ():  # of parameter noise, the output comes from perturbed parameters
+        case EpsilonGreedy() | ParameterNoiseQ():  # with parameter noise, the output comes from perturbed parameters
             if isinstance(cfg, ParameterNoiseQ):
                 epsilon: Any = cfg.random_share
             elif cfg.ladder:  # the carry is the position on the ladder, because rows may be any environments

@@ -80,7 +80,7 @@ class ClippedSteps(Common):
 class Config(ClippedSteps):
     """Hyper-parameters of PPO; a Schedule is a number or `[[env_steps, value], ...]`."""
 
-    gae_lambda: Unit = 0.95  # of generalised advantage estimation
+    gae_lambda: Unit = 0.95  # lambda of generalised advantage estimation
 
 
 @struct.dataclass

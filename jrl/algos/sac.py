@@ -152,7 +152,7 @@ def under_policy(
     critic = agent.net.critic
     obs = critics.critics_read(critic, critic_params, obs, burn_in)
     if isinstance(dist, distributions.Categorical):
-        # of actions that are not allowed the probability is exactly 0, the rest finite
+        # actions that are not allowed have probability exactly 0; all other numbers are finite
         log_prob = jax.nn.log_softmax(dist.logits)
         prob = jnp.exp(log_prob)
         q = over(critic.apply(critic_params, obs), 0)
@@ -253,7 +253,7 @@ def policy_step(cfg: Config, agent: Agent, state: State, batch: Batch, noise: An
     value, log_prob, excess, gradient = parts.pmean((value, log_prob, excess, gradient), agent.axis_name)
     lr = lambda own: cfg.lr if own is None else own
     state = critics.descend(cfg, agent, state, "actor", lr(cfg.actor_lr), gradient)
-    if cfg.learn_ent_coef:  # of -exp(log_ent_coef) * excess
+    if cfg.learn_ent_coef:  # gradient of -exp(log_ent_coef) * excess
         state = critics.descend(cfg, agent, state, "log_ent_coef", lr(cfg.ent_coef_lr), -ent_coef * excess)
     metrics = {"loss/policy": value, "policy/entropy": -log_prob}
     return replace(state, own={**state.own, "policy_metrics": metrics})

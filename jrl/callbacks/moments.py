@@ -36,7 +36,7 @@ SB3_METHODS = {
 }
 EPISODE_MOMENTS = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")
 ROLLOUT_MOMENTS = ("on_postprocess_trajectory", "on_sample_end")  # in the order in which they are called
-PURE_MOMENTS = (*ROLLOUT_MOMENTS, "on_learn_on_batch")  # those that can run inside the program
+PURE_MOMENTS = (*ROLLOUT_MOMENTS, "on_learn_on_batch")  # moments that can run inside the program
 
 
 def check(

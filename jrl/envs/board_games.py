@@ -69,7 +69,7 @@ def _build_game(rows: int, cols: int, length: int, *, falls: bool) -> MultiDefin
         put = (legal[:, None] & moves_now)[:, :, None, None] & square(state.pieces, action)[:, None]
         pieces = state.pieces | put
         won = (_has_line(pieces, length) & moves_now).any(-1)
-        score = jnp.where(legal, jnp.where(won, 1.0, 0.0), -1.0)  # of the moving player
+        score = jnp.where(legal, jnp.where(won, 1.0, 0.0), -1.0)  # score of the moving player
         over = won | ~legal | jnp.any(pieces, axis=1).all((1, 2))
         reward = jnp.where(moves_now, score[:, None], -score[:, None])
         state = _Board(pieces, jnp.where(over, state.turn, 1 - state.turn))

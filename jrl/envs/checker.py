@@ -112,7 +112,7 @@ class _Check:
         self._id, self._made, self._steps, self._seed = id, {"backend": backend, **made}, steps, seed
         self.found: dict[str, Fault] = {}
         self._where, self._has_ended = "", False
-        self._seconds: list[float] = []  # of each step
+        self._seconds: list[float] = []  # time of each step
         self._jitted: JaxEnv | None = None  # compiled once for all seeds
 
     def run(self) -> None:

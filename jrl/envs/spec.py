@@ -14,7 +14,7 @@ from jrl.types import Box, Dict, Discrete, InputError, Leaf, MultiBinary, MultiD
 _HUGE = 1e30  # "no bound": EnvPool and gymnax use the largest float, EnvPool also the smallest positive one
 # dtypes that jax lacks by default -> dtypes used instead
 NARROW = {"float64": "float32", "longdouble": "float32", "float128": "float32", "int64": "int32", "uint64": "uint32"}
-_MOST_CHOICES = 2**16  # of one action element; more means that its bounds are the dtype's
+_MOST_CHOICES = 2**16  # choices of one action element; more means that its bounds are the dtype's
 
 
 class Converted(NamedTuple):

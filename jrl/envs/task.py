@@ -42,7 +42,7 @@ def __getattr__(name: str) -> Any:
         def set_task(self, task: Any) -> None:
             self.task = task
 
-    TaskSettableEnv.__qualname__ = name  # of this module, for pickle
+    TaskSettableEnv.__qualname__ = name  # the name in this module, for pickle
     globals()[name] = TaskSettableEnv
     return TaskSettableEnv
 

@@ -83,7 +83,7 @@ class StepMemory:
         self._action_arrays = list(zip([path for path, _ in acted], arrays[len(observed) :]))
         self._plain = arrays[0] if len(observed) == 1 and not observed[0][0] else None
         self._actions = build_element(action, iter(arrays[len(observed) :]))
-        self._steps = [0] * num_envs  # of each environment
+        self._steps = [0] * num_envs  # steps of each environment
         self._check_steps = np.inf if report is not None else check_steps
         self._report, self._checks = report, check_steps > 0
 

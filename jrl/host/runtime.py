@@ -24,7 +24,7 @@ class RuntimeConfig:
 
     xla_flags: str | None = None  # appended to XLA_FLAGS, e.g. --xla_gpu_deterministic_ops=true
     preallocate: bool | None = None  # take the share of a GPU's memory at once, not as it is needed
-    mem_fraction: Share | None = None  # that share
+    mem_fraction: Share | None = None  # share of the device memory; null: JAX's default
     # in which XLA computes on the CPU, at least one per device; null: one per core
     cpu_threads: Annotated[int, Interval(ge=1, le=4096)] | None = None
     # further variables by name, for this process and environment runners

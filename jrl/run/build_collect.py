@@ -186,7 +186,7 @@ def close_all(vectors: Iterable[JaxEnv | Env | AsyncEnv]) -> None:
 def collecting(plan: Plan, algo: Algo, *, record: bool = False) -> dict[str, Any]:
     """Returns the options of a source of one pool; `record`: whether episodes are read, see `unroll.finish`."""
     cfg = plan.cfg
-    gamma = algo.running_return_gamma  # of several policies an array of a game's columns
+    gamma = algo.running_return_gamma  # with several policies an array, one per column of a game
     reward = registry.load(cfg.custom.reward, "custom.reward") if cfg.custom.reward else None
     games = plan.spec.num_envs // len(gamma) if isinstance(gamma, np.ndarray) else 1
     return {

@@ -97,7 +97,7 @@ def make(configs: Sequence[RunConfig], also: Sequence[RunConfig] = ()) -> tuple[
     def with_values(values: PyTree) -> Fused:
         if not floats:
             return fused
-        algo, replay = with_floats(numbers(alone), values)  # which may be traced
+        algo, replay = with_floats(numbers(alone), values)  # values may be traced
         kept = alone.replay and dataclasses.replace(alone.replay, **replay)
         return rebuild_with(dataclasses.replace(alone, algo=algo, replay=kept))
 

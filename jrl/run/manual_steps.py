@@ -323,7 +323,7 @@ class ManualSteps:
     def _check(self, method: str, batch: Any) -> None:
         session = self._session
         cfg, name = session.config, algo_name(session.config)
-        from_data = isinstance(session.run.program, Offline)  # which takes no rollouts
+        from_data = isinstance(session.run.program, Offline)  # offline programs take no rollouts
         if isinstance(batch, Rollout) and (session.run.algo.on_policy or method == "learn_on_batch") and not from_data:
             plan = session.run.plan
             shape, wanted = tuple(batch.reward.shape), (plan.learned_length, plan.columns)

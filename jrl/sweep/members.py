@@ -67,7 +67,7 @@ class Record:
     member_values: list[dict[str, Any]]  # initial values of each member by dotted key
     sweep: dict[str, Any] = dataclasses.field(default_factory=dict)  # settings of the sweep; {}: only seeds differ
     rounds: list[int] = dataclasses.field(default_factory=list)  # number of members of each round of a sweep
-    decisions: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # of the scheduler, in order
+    decisions: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # the scheduler's decisions, in order
     # member -> {why, at, stop}: criterion or fault that ended the member, its steps then, all its criteria
     ended: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 

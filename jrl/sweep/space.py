@@ -23,7 +23,7 @@ import yaml
 from jrl.errors import InputError, short, shown
 from jrl.fields import schema
 
-MAX_POINTS = 100_000  # of a sweep
+MAX_POINTS = 100_000  # maximum points of a sweep
 _KINDS = ("choice", "uniform", "log", "int", "pow2", "logit")
 _PATTERN = re.compile(rf"^\s*({'|'.join(_KINDS)})\s*\((.*)\)\s*$", re.S)
 KINDS = "choice(a, b, ...), uniform, log, logit (low, high, n), int(low, high[, n]), pow2(low, high)"

@@ -18,7 +18,7 @@ Group = tuple[Sequence[MemberSpec], str]  # members, and why they cannot be one 
 class Trainer:
     """Trains members to their ends or to a pause. The caller closes it."""
 
-    record: Record  # of the population
+    record: Record  # members and decisions of the population
     transcript: output.Transcript  # transcript of the printed output
     interrupted: interruption.Signals
     processes: int | None = None  # number of processes at once; None: one program, if possible

@@ -121,9 +121,8 @@ def read(cfg: Config, batch: Batch | SequenceBatch) -> Batch | SequenceBatch:
         return replace(batch, obs=obs, next_obs=obs)  # next_obs is not used
     if batch.window.reset.shape[1] != batch.weight.shape[1] + 1:
         raise InputError("replay.burn_in: dt reads sequences from their first row on: set it to 0")
-    one_more = jax.tree.map(
-        lambda x: jnp.concatenate([x, x[:, -1:]], 1), dict(batch.extras)
-    )  # the last row repeated, as the row after it
+    # the last row is repeated, as the row after it
+    one_more = jax.tree.map(lambda x: jnp.concatenate([x, x[:, -1:]], 1), dict(batch.extras))
     window = replace(batch.window, obs=with_columns(cfg, batch.window.obs, one_more))
     return replace(batch, window=window)
 

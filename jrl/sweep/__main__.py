@@ -13,15 +13,8 @@ from jrl.fields.paths import resolve
 from jrl.host import command, files, output, runtime
 from jrl.sweep import members, search, settings, space, train
 
-_OPTIONS = (
-    "seeds",
-    "samples",
-    "search",
-    "batch",
-    "scheduler",
-    "objective",
-    "max_members",
-)  # fields of settings.SweepConfig
+# fields of settings.SweepConfig
+_OPTIONS = ("seeds", "samples", "search", "batch", "scheduler", "objective", "max_members")
 _MAX_PROCESSES = 1000
 
 

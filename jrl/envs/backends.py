@@ -12,10 +12,15 @@ from jrl.fields.bounds import Backend, current_name
 # backends in the order of `auto`. Each module has ids(), check(cfg), has_agents(cfg) and make(cfg, ...)
 _MODULES = {"envpool": "jrl.envs.envpool_env", "gymnasium": "jrl.envs.gym_ids", "jax": "jrl.envs.jax_ids"}
 BACKENDS = tuple(_MODULES)
-# suites of the jax backend: prefix of their ids -> function (name, num_envs, options, state) -> JaxEnv
+# suites of the jax backend: prefix of their ids -> function (name, cfg, options, state) -> JaxEnv
 SUITES = {
     "gymnax": "jrl.envs.suites:make_gymnax",
+    "craftax": "jrl.envs.suites:make_craftax",
     "brax": "jrl.envs.suites:make_brax",
+    "playground": "jrl.envs.suites:make_playground",
+    "jumanji": "jrl.envs.timestep_suites:make_jumanji",
+    "xminigrid": "jrl.envs.timestep_suites:make_xminigrid",
+    "pgx": "jrl.envs.pgx_env:make_pgx",
     "jaxmarl": "jrl.envs.jaxmarl_env:make_jaxmarl",
 }
 # jrl's own environments in JAX: id -> function that returns a Definition or MultiDefinition, for `registry.load`

@@ -13,6 +13,7 @@ from jrl.envs.context import check_options
 from jrl.envs.gym_ids import load_class
 from jrl.envs.jax_env import Definition, build, check_time_limit
 from jrl.envs.multi_agent import MultiDefinition
+from jrl.envs.pgx_env import num_players
 from jrl.errors import InputError
 from jrl.fields.env import EnvConfig
 from jrl.gym import exceptions
@@ -29,7 +30,7 @@ def check(cfg: EnvConfig) -> list[str]:
     """Returns faults of the id, without making an environment. Raises InputError as `load_definition`."""
     if (suite := suite_of(cfg.id)) is None:
         load_definition(cfg.id, cfg.options)
-    elif importlib.util.find_spec(suite) is None:
+    elif importlib.util.find_spec("mujoco_playground" if suite == "playground" else suite) is None:
         return [f"env.id {cfg.id}: {suite} is not installed: pip install {suite}"]
     return []
 
@@ -37,7 +38,7 @@ def check(cfg: EnvConfig) -> list[str]:
 def has_agents(cfg: EnvConfig) -> bool:
     """Returns whether the environments have several agents. Raises InputError as `load_definition`."""
     if (suite := suite_of(cfg.id)) is not None:
-        return suite == "jaxmarl"
+        return suite == "jaxmarl" or (suite == "pgx" and num_players(cfg.id.partition(":")[2]) > 1)
     return isinstance(load_definition(cfg.id, cfg.options), MultiDefinition)
 
 
@@ -87,7 +88,7 @@ def make(cfg: EnvConfig, *, state: bool, **unused: Any) -> JaxEnv:
         options = {**cfg.options, **limit}
         if suite is not None:
             make_suite = registry.load(SUITES[suite], "env.id")
-            return make_suite(cfg.id.partition(":")[2], cfg.num_envs, options, state)
+            return make_suite(cfg.id.partition(":")[2], cfg, options, state)
         found = load_definition(cfg.id, options)
         if isinstance(found, MultiDefinition):
             return multi_agent.build(found, cfg.num_envs, state=state)

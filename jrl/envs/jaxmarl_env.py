@@ -19,6 +19,7 @@ from jrl.envs.jax_env import check_time_limit, count_step, select
 from jrl.envs.multi_agent import GamesState, add_state, add_state_space, end_step
 from jrl.envs.spec import add_mask_space, check_action
 from jrl.envs.suites import convert_space, import_suite, unknown
+from jrl.fields.env import EnvConfig
 from jrl.spaces import ACTION_MASK, columns, combine_agents, from_parts, kinds, map_leaves, parts_by_kind
 from jrl.types import Array, Box, Dict, Discrete, EnvSpec, InputError, JaxEnv, Key, PyTree, Space, StepResult
 
@@ -26,7 +27,7 @@ _WORLD = "world_state"  # key of the global state among JaxMARL's observations; 
 _NEVER = 2**30
 
 
-def make_jaxmarl(name: str, num_envs: int, options: dict[str, Any], state: bool) -> JaxEnv:
+def make_jaxmarl(name: str, cfg: EnvConfig, options: dict[str, Any], state: bool) -> JaxEnv:
     """Makes games of JaxMARL; options: `max_episode_steps`, and arguments of JaxMARL's class. Raises InputError."""
     with contextlib.redirect_stdout(io.StringIO()):  # the import prints
         jaxmarl = import_suite("jaxmarl")
@@ -37,7 +38,7 @@ def make_jaxmarl(name: str, num_envs: int, options: dict[str, Any], state: bool)
         env = jaxmarl.make(name, **options)
     except (TypeError, ValueError) as e:
         raise InputError(f"env.options: jaxmarl:{name}: {e}") from e
-    return make(env, num_envs, limit, convert_space, state=state)
+    return make(env, cfg.num_envs, limit, convert_space, state=state)
 
 
 def make(env: Any, num_envs: int, limit: int | None, space: Any, *, state: bool = False) -> JaxEnv:

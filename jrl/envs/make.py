@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jrl.envs import limits, scaling
-from jrl.envs.backends import has_id, module, resolve
+from jrl.envs.backends import has_id, module, resolve, suite_of
 from jrl.envs.context import ENDS_RUN, TRAINING, OnFailure, Place, seed_range, soft_horizon_error
 from jrl.envs.transform import Option, transformed
 from jrl.fields import schema
@@ -85,6 +85,8 @@ def _check_options(cfg: EnvConfig, backend: str, on_failure: OnFailure) -> Itera
         yield f"{key}: {why}, and {cfg.id} is stepped by the {backend} backend: {fix}"
     if has_several and cfg.soft_horizon:
         yield soft_horizon_error(cfg.id)
+    if cfg.reset != "each" and (suite_of(cfg.id) is None or has_several):
+        yield f"env.reset: only single agents of suites in JAX share resets, and {cfg.id} is not one: leave it out"
     if cfg.remote_worker_envs and not hasattr(os, "fork"):
         yield "env.remote_worker_envs: worker processes need an operating system with fork: leave it out"
     if on_failure.step_timeout_s is not None and not cfg.remote_worker_envs and not has_several:

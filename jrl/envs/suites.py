@@ -1,6 +1,6 @@
-"""Environments of gymnax and brax (`gymnax:NAME`, `brax:NAME`), if installed.
+"""Environments of gymnax, craftax, brax and MuJoCo Playground (`gymnax:NAME`, `playground:NAME`, ...), if installed.
 
-A suite is a function that returns `vectorize(spec, reset_one, step_one)`, and its line in `backends.SUITES`.
+A suite is a function that returns `vectorize(spec, reset_one, step_one, cfg.reset)`, and its line in `backends.SUITES`.
 """
 
 import difflib
@@ -15,25 +15,29 @@ import numpy as np
 from jrl.envs import spec as spaces
 from jrl.envs.jax_env import check_time_limit, select, under_contract
 from jrl.errors import cannot_import
+from jrl.fields.env import EnvConfig
 from jrl.spaces import map_leaves
 from jrl.types import Array, Box, Dict, Discrete, EnvSpec, InputError, JaxEnv, Key, MultiDiscrete, PyTree, Space, Tuple
 
-_NEVER = 2**30
+NEVER = 2**30  # steps of an episode whose time limit is applied outside
+_CHUNKS = 64  # resets of each step are made for B / 64 environments at a time
 
 
 def import_suite(module: str, load: Callable[[str], Any] = importlib.import_module) -> Any:
     """Returns a module of a suite. Raises InputError: it, or a package that it needs, is not installed."""
     package = module.partition(".")[0]
+    suite = package.removeprefix("mujoco_")  # playground is the module mujoco_playground
     try:
         return load(module)
     except ImportError as e:
-        raise InputError(f"env.id {package}:...: {cannot_import(package, e)}") from e
+        raise InputError(f"env.id {suite}:...: {cannot_import(package, e, suite)}") from e
 
 
 def vectorize(
     spec: EnvSpec,
     reset_one: Callable[[Key], tuple[PyTree, PyTree]],
     step_one: Callable[[PyTree, PyTree, Key], tuple[PyTree, PyTree, Array, Array]],
+    reset_mode: str = "each",
 ) -> JaxEnv:
     """Returns B environments under the contract from the functions of one environment.
 
@@ -41,20 +45,66 @@ def vectorize(
       spec: spec of the B environments, with the time limit to apply.
       reset_one: key -> (state, obs).
       step_one: (state, action, key) -> (state, obs, reward, true end), without a reset and without a time limit.
+      reset_mode: `env.reset`. "each": each environment that ended gets its own fresh state. "shared(k)": environments
+        that ended on the same step share k fresh states. "first": each returns to its first state.
     """
+    keys = lambda key: jax.random.split(key, spec.num_envs)
+    num_shared = read_reset_mode(reset_mode)
 
     def reset(key: Key) -> tuple[PyTree, PyTree]:
-        return jax.vmap(reset_one)(jax.random.split(key, spec.num_envs))
+        first = jax.vmap(reset_one)(keys(key))
+        return ((first[0], first), first[1]) if reset_mode == "first" else first
 
     def advance(inner: PyTree, action: PyTree, key: Key, fresh: Array) -> tuple[PyTree, PyTree, Array, Array]:
         step_key, reset_key = jax.random.split(key)
-        inner, obs, reward, end = jax.vmap(step_one)(inner, action, jax.random.split(step_key, spec.num_envs))
-        # cond: a reset may cost more than a step (brax), and most steps reset nothing
-        stepped = (inner, obs)
-        inner, obs = jax.lax.cond(fresh.any(), lambda: select(fresh, reset(reset_key), stepped), lambda: stepped)
+        inner, first = inner if reset_mode == "first" else (inner, None)
+        inner, obs, reward, end = jax.vmap(step_one)(inner, action, keys(step_key))
+        if reset_mode == "first":
+            inner, obs = select(fresh, first, (inner, obs))
+            return (inner, first), obs, reward, end
+        if num_shared is None:
+            inner, obs = reset_each(reset_one, keys(reset_key), fresh, (inner, obs))
+        else:
+            inner, obs = _reset_shared(reset_one, jax.random.split(reset_key, num_shared), fresh, (inner, obs))
         return inner, obs, reward, end
 
     return under_contract(spec, reset, advance)
+
+
+def read_reset_mode(mode: str) -> int | None:
+    """Returns k of `shared(k)`; None for `each` and `first`."""
+    return int(mode[len("shared(") : -1]) if mode.startswith("shared(") else None
+
+
+def reset_each(reset_one: Callable[[Key], PyTree], keys: Key, fresh: Array, stepped: PyTree) -> PyTree:
+    """Returns `stepped`, leaves [B, ...], with a reset by its own key [B] of each environment that is `fresh` [B].
+
+    Resets are computed in chunks of B / 64 environments, as many as this step needs: few environments end on a step.
+    """
+    num = len(fresh)
+    size = -(-num // _CHUNKS)
+    order = jnp.argsort(~fresh, stable=True)  # environments that reset come first
+    order = jnp.concatenate([order, jnp.full(-num % size, num)])
+    count = fresh.sum()
+
+    def body(carry: tuple[Array, PyTree]) -> tuple[Array, PyTree]:
+        start, tree = carry
+        index = jax.lax.dynamic_slice(order, (start,), (size,))
+        new = jax.vmap(reset_one)(keys[jnp.minimum(index, num - 1)])
+        index = jnp.where(start + jnp.arange(size) < count, index, num)  # out of range: not written
+        return start + size, jax.tree.map(lambda x, y: x.at[index].set(y, mode="drop"), tree, new)
+
+    return jax.lax.while_loop(lambda carry: carry[0] < count, body, (jnp.zeros_like(count), stepped))[1]
+
+
+def _reset_shared(reset_one: Callable[[Key], PyTree], keys: Key, fresh: Array, stepped: PyTree) -> PyTree:
+    """As `reset_each`, but the environments share the states of k resets by `keys` [k], in turn."""
+
+    def reset() -> PyTree:
+        index = (jnp.cumsum(fresh) - 1) % len(keys)
+        return select(fresh, jax.tree.map(lambda x: x[index], jax.vmap(reset_one)(keys)), stepped)
+
+    return jax.lax.cond(fresh.any(), reset, lambda: stepped)
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> InputError:
@@ -64,7 +114,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> InputError:
     return InputError(f"{what}: " + (f"did you mean {', '.join(near)}?" if near else f"it has {', '.join(known)}"))
 
 
-def make_gymnax(name: str, num_envs: int, options: dict[str, Any], state: bool) -> JaxEnv:
+def make_gymnax(name: str, cfg: EnvConfig, options: dict[str, Any], state: bool) -> JaxEnv:
     """Makes B environments of gymnax; options: `max_episode_steps`, and gymnax's parameters."""
     gymnax = import_suite("gymnax")
     known = list(gymnax.registered_envs)
@@ -82,7 +132,7 @@ def make_gymnax(name: str, num_envs: int, options: dict[str, Any], state: bool) 
     endless = params
     if own is not None:
         # keep the type: BernoulliBandit's is a float
-        params, endless = (params.replace(max_steps_in_episode=type(own)(x)) for x in (limit, _NEVER))
+        params, endless = (params.replace(max_steps_in_episode=type(own)(x)) for x in (limit, NEVER))
     observation = convert_space(env.observation_space(params))
     action = convert_space(env.action_space(params))
     typed = lambda obs: map_leaves(lambda leaf, x: x.astype(leaf.dtype), observation, obs)
@@ -98,8 +148,35 @@ def make_gymnax(name: str, num_envs: int, options: dict[str, Any], state: bool) 
             end = env.is_terminal(state, endless)
         return state, typed(obs), reward, end
 
-    spec = EnvSpec(observation, action, num_envs, limit)
-    return vectorize(spec, reset_one, step_one)
+    return vectorize(EnvSpec(observation, action, cfg.num_envs, limit), reset_one, step_one, cfg.reset)
+
+
+def make_craftax(name: str, cfg: EnvConfig, options: dict[str, Any], state: bool) -> JaxEnv:
+    """Makes B environments of craftax; options: `max_episode_steps`, and craftax's parameters."""
+    names = import_suite("craftax.craftax_env")
+    try:
+        env = names.make_craftax_env_from_name(name, auto_reset=False)
+    except ValueError as e:
+        known = [f"Craftax-{kind}-v1" for kind in ("Symbolic", "Pixels", "Classic-Symbolic", "Classic-Pixels")]
+        raise unknown(f"env.id craftax:{name}: craftax has no such environment", name, known) from e
+    params = env.default_params
+    limit = check_time_limit(options.pop("max_episode_steps", params.max_timesteps))
+    fields = list(params.__dataclass_fields__)
+    for key in options:
+        if key not in fields:
+            raise unknown(f"env.options.{key}: craftax:{name} has no such parameter", key, fields)
+    params = params.replace(**{**options, "max_timesteps": NEVER})
+    observation, action = convert_space(env.observation_space(params)), convert_space(env.action_space(params))
+
+    def reset_one(key: Key) -> tuple[Any, PyTree]:
+        obs, inner = env.reset_env(key, params)
+        return inner, obs
+
+    def step_one(inner: Any, action: Array, key: Key) -> tuple[Any, PyTree, Array, Array]:
+        obs, inner, reward, end, _ = env.step_env(key, inner, action, params)
+        return inner, obs, reward, end
+
+    return vectorize(EnvSpec(observation, action, cfg.num_envs, limit), reset_one, step_one, cfg.reset)
 
 
 def convert_space(space: Any) -> Space:
@@ -126,7 +203,7 @@ def _brax_space(size: Any) -> Space:
     return Box(tuple(size) if isinstance(size, tuple | list) else (int(size),))
 
 
-def make_brax(name: str, num_envs: int, options: dict[str, Any], state: bool) -> JaxEnv:
+def make_brax(name: str, cfg: EnvConfig, options: dict[str, Any], state: bool) -> JaxEnv:
     """Makes B environments of brax; options: `max_episode_steps`, and arguments of brax's class."""
     envs = import_suite("brax.envs")
     if name not in envs._envs:
@@ -136,8 +213,33 @@ def make_brax(name: str, num_envs: int, options: dict[str, Any], state: bool) ->
         env = envs.get_environment(name, **options)
     except (TypeError, ValueError) as e:
         raise InputError(f"env.options: brax:{name}: {e}") from e
+    return _from_state_env(env, cfg, limit)
+
+
+def make_playground(name: str, cfg: EnvConfig, options: dict[str, Any], state: bool) -> JaxEnv:
+    """Makes B environments of MuJoCo Playground; options: `max_episode_steps`, and keys of playground's config.
+
+    `impl`, the physics engine, is `warp` with CUDA, else `jax`. An `action_repeat` in playground's config is not
+    applied: its own wrapper does that.
+    """
+    registry = import_suite("mujoco_playground").registry
+    if name not in registry.ALL_ENVS:
+        raise unknown(f"env.id playground:{name}: playground has no such environment", name, registry.ALL_ENVS)
+    config = registry.get_default_config(name)
+    limit = check_time_limit(options.pop("max_episode_steps", config.episode_length))
+    if "impl" in config:
+        options = {"impl": "warp" if jax.default_backend() == "gpu" else "jax", **options}
+    try:
+        env = registry.load(name, config_overrides=options)
+    except (KeyError, TypeError, ValueError) as e:
+        raise InputError(f"env.options: playground:{name}: {e}") from e
+    return _from_state_env(env, cfg, limit)
+
+
+def _from_state_env(env: Any, cfg: EnvConfig, limit: int) -> JaxEnv:
+    """Returns B environments of brax's interface: reset(key) -> State, step(State, action) -> State."""
     action = Box((env.action_size,), "float32", -1.0, 1.0)
-    spec = EnvSpec(_brax_space(env.observation_size), action, num_envs, limit)
+    spec = EnvSpec(_brax_space(env.observation_size), action, cfg.num_envs, limit)
 
     def reset_one(key: Key) -> tuple[Any, PyTree]:
         state = env.reset(key)
@@ -147,4 +249,4 @@ def make_brax(name: str, num_envs: int, options: dict[str, Any], state: bool) ->
         state = env.step(state, action)
         return state, state.obs, state.reward, jnp.asarray(state.done, bool)
 
-    return vectorize(spec, reset_one, step_one)
+    return vectorize(spec, reset_one, step_one, cfg.reset)

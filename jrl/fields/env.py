@@ -1,6 +1,7 @@
 """EnvConfig, the `env` section of a config, an argument of `jrl.envs.make`. Imports no jax: configs are read first."""
 
 import dataclasses
+import re
 from typing import Annotated, Any
 
 from annotated_types import Interval
@@ -42,6 +43,9 @@ class EnvConfig:
     remote_worker_envs: bool = False  # Gymnasium: each environment in its own process
     # with worker processes: milliseconds to wait for more environments once one is ready; null: wait for all
     batch_wait_ms: Annotated[float, Interval(ge=0, le=1e9)] | None = None
+    # suites in JAX: start states of environments that ended. each: a new one for each; shared(k): k new ones, shared by
+    # the environments that ended on a step; first: the first state of each
+    reset: Name = "each"
     horizon: Count | None = None  # steps after which an episode ends; null: the environment's own limit
     soft_horizon: bool = False  # the horizon ends the episode for learner and statistics; the environment continues
     # null: bootstrap at time limits and the horizon, not at terminations; false: bootstrap at no end; true: bootstrap
@@ -69,7 +73,12 @@ class EnvConfig:
 
 
 # fmt: off
+_RESET = re.compile(r"each|first|shared\([1-9]\d{0,6}\)")
 REFUSED = (
+    Row("env.reset", lambda c: (
+            not _RESET.fullmatch(c.env.reset)
+            and f"env.reset: expected each, first or shared(k) such as shared(16), got {c.env.reset!r}"
+        )),
     Row("env.clip_rewards", lambda c: (
             isinstance(c.env.clip_rewards, tuple)
             and not c.env.clip_rewards[0] < c.env.clip_rewards[1]

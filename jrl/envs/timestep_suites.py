@@ -1,4 +1,4 @@
-"""Environments of jumanji and xminigrid (`jumanji:NAME`, `xminigrid:NAME`), if installed: their steps return a TimeStep.
+"""Environments of jumanji and xminigrid (`jumanji:NAME`, `xminigrid:NAME`), if installed. Steps return a TimeStep.
 
 A TimeStep's discount is 0 after a true end. xminigrid keeps the discount at 1 at its time limit. Most environments of
 jumanji do not, so their limit is removed and applied outside.

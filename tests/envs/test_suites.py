@@ -3,13 +3,15 @@
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from env_helpers import Stepper, Trajectory, random_actions
 
 from jrl import envs
+from jrl.envs import suites
 from jrl.envs import jax_ids
-from jrl.types import Box, Discrete, InputError, JaxEnv
+from jrl.types import Box, Discrete, EnvSpec, InputError, JaxEnv
 
 LIMIT = 5
 
@@ -151,3 +153,74 @@ def test_what_is_missing_is_named(text, mend, tmp_path, monkeypatch):
     with pytest.raises(InputError) as e:
         envs.make("gymnax:CartPole-v1", num_envs=1)
     assert str(e.value).startswith("env.id gymnax:...: ") and mend in str(e.value)
+
+
+# ---------------------------------------------------------------- env.reset
+
+
+class Counting:
+    """Environment of one number in the interface of a suite: counts up from a random start, ends at a multiple of 5."""
+
+    spec = EnvSpec(Box((2,), "float32"), Discrete(2), 70, None)
+
+    @staticmethod
+    def reset_one(key):
+        start = jax.random.randint(key, (), 0, 10**6)
+        state = {"start": start, "count": start % 5}
+        return state, Counting.observe(state)
+
+    @staticmethod
+    def step_one(state, action, key):
+        state = {**state, "count": state["count"] + 1}
+        return state, Counting.observe(state), jnp.float32(1), state["count"] % 5 == 0
+
+    @staticmethod
+    def observe(state):
+        return jnp.stack([state["start"], state["count"]]).astype(jnp.float32)
+
+
+def starts(mode, steps=8):
+    """Returns the starts [steps, B] of the present episodes, and which rows are resets, under a mode of `env.reset`."""
+    env = suites.vectorize(Counting.spec, Counting.reset_one, Counting.step_one, mode)
+    state, obs = jax.jit(env.reset)(jax.random.key(0))
+    step, actions = jax.jit(env.step), jnp.zeros(70, jnp.int32)
+    found, resets, ended = [np.asarray(obs[:, 0])], [np.zeros(70, bool)], np.zeros(70, bool)
+    for i in range(steps):
+        state, result = step(state, actions, jax.random.key(i))
+        resets.append(ended)
+        ended = np.asarray(result.terminated)
+        found.append(np.asarray(result.obs[:, 0]))
+        assert (np.asarray(result.obs[resets[-1], 1]) == found[-1][resets[-1]] % 5).all()
+    return np.stack(found), np.stack(resets)
+
+
+def test_each_environment_that_ended_gets_a_state_of_its_own_key():
+    """As if all environments were reset by their keys, and the ended ones took theirs."""
+    found, resets = starts("each")
+    assert resets.any(1).sum() >= 5 and (found[1:][~resets[1:]] == found[:-1][~resets[1:]]).all()
+    for i, row in enumerate(resets[1:]):
+        keys = jax.random.split(jax.random.split(jax.random.key(i))[1], 70)
+        expected = np.asarray(jax.vmap(Counting.reset_one)(keys)[1][:, 0])
+        np.testing.assert_array_equal(found[i + 1][row], expected[row])
+
+
+def test_ended_environments_share_new_states_or_return_to_the_first():
+    found, resets = starts("shared(3)")
+    for row, is_reset in zip(found, resets):
+        if is_reset.sum() > 6:
+            assert len({*row[is_reset]}) == 3
+    found, resets = starts("first")
+    assert resets.any() and (found == found[0]).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"id": "gymnax:CartPole-v1", "reset": "shared(0)"}, r"env.reset: expected each, first or shared\(k\)"),
+        ({"id": "CartPole-v1", "backend": "jax", "reset": "first"}, "env.reset: only single agents of suites in JAX"),
+        ({"id": "CartPole-v1", "backend": "gymnasium", "reset": "first"}, "env.reset: only single agents of suites"),
+    ],
+)
+def test_resets_that_cannot_be_shared(settings, message):
+    with pytest.raises(InputError, match=message):
+        envs.make(**{"env": settings.pop("id"), **settings})

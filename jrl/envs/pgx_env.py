@@ -87,7 +87,7 @@ def _define(env: Any, board: Box, limit: int | None) -> MultiDefinition:
                 "ignore", DeprecationWarning
             )  # observe(state, player): the only view of a waiting player
             seen = jax.vmap(jax.vmap(env.observe, (None, 0)), (0, None))(inner, players)
-        mine = inner.current_player[:, None] == players
+        mine = inner.current_player[:, None] == players[None]
         allowed = mine[:, :, None] & inner.legal_action_mask[:, None]
         return {
             ACTION_MASK: jnp.concatenate([allowed, ~mine[:, :, None]], -1).astype(jnp.int8),

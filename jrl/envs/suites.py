@@ -87,7 +87,7 @@ def reset_each(reset_one: Callable[[Key], PyTree], keys: Key, fresh: Array, step
     order = jnp.concatenate([order, jnp.full(-num % size, num)])
     count = fresh.sum()
 
-    def body(carry: tuple[Array, PyTree]) -> tuple[Array, PyTree]:
+    def body(carry: Any) -> Any:
         start, tree = carry
         index = jax.lax.dynamic_slice(order, (start,), (size,))
         new = jax.vmap(reset_one)(keys[jnp.minimum(index, num - 1)])

@@ -121,8 +121,14 @@ def _convert_observation(spec: Any, action: Space) -> Space:
     return make_box(tuple(spec.shape), low, high)
 
 
-def _read(space: Space, obs: Any) -> PyTree:
-    """Returns an observation of jumanji, nested named tuples, as an element of the space."""
-    if isinstance(space, Dict):
-        return {name: _read(part, getattr(obs, name)) for name, part in space.items}
-    return obs.reshape(space.shape).astype(space.dtype)
+def _read(space: Any, obs: Any) -> PyTree:
+    """Returns an observation of jumanji, nested named tuples, as an element of the space.
+
+    A mask without allowed actions, as after an end, allows all.
+    """
+    if not isinstance(space, Dict):
+        return obs.reshape(space.shape).astype(space.dtype)
+    found = {name: _read(part, getattr(obs, name)) for name, part in space.items}
+    if (mask := found.get(ACTION_MASK)) is not None and isinstance(space[ACTION_MASK], MultiBinary):
+        found[ACTION_MASK] = jnp.where(mask.any(), mask, 1).astype(mask.dtype)
+    return found

@@ -8,12 +8,19 @@ import numpy as np
 import pytest
 from env_helpers import Stepper, Trajectory, random_actions
 
-from jrl import envs
-from jrl.envs import suites
-from jrl.envs import jax_ids
+from jrl import envs, spaces
+from jrl.algos import uniform
+from jrl.envs import jax_ids, suites
 from jrl.types import Box, Discrete, EnvSpec, InputError, JaxEnv
 
 LIMIT = 5
+
+
+@pytest.fixture(autouse=True)
+def ranks_of_packages():
+    """The packages add axes implicitly, which the suite's settings refuse."""
+    with jax.numpy_rank_promotion("allow"):
+        yield
 
 
 def run(id, actions, *, seed=0, options=None):
@@ -35,10 +42,13 @@ def assert_equal(a, b, upto=None):
         pytest.param("gymnax:Catch-bsuite", (10, 5), Discrete(3), 1000, marks=pytest.mark.slow),
         pytest.param("gymnax:FourRooms-misc", (4,), Discrete(4), 500, marks=pytest.mark.slow),
         ("brax:fast", (2,), Box((1,), "float32", -1.0, 1.0), 1000),
+        ("xminigrid:MiniGrid-Empty-8x8", (7, 7, 2), Discrete(6), 256),
+        pytest.param("craftax:Craftax-Classic-Symbolic-v1", (1345,), Discrete(17), 10_000, marks=pytest.mark.slow),
+        pytest.param("playground:CartpoleBalance", (5,), Box((1,), "float32", -1.0, 1.0), 1000, marks=pytest.mark.slow),
     ],
 )
 def test_the_contract(id, observation, action, limit):
-    pytest.importorskip(id.split(":")[0])
+    pytest.importorskip({"playground": "mujoco_playground"}.get(name := id.split(":")[0], name))
     env = envs.make(id, num_envs=3)
     spec = env.spec
     assert isinstance(env, JaxEnv) and env.pure and callable(env.close) and hash(spec) is not None
@@ -224,3 +234,58 @@ def test_ended_environments_share_new_states_or_return_to_the_first():
 def test_resets_that_cannot_be_shared(settings, message):
     with pytest.raises(InputError, match=message):
         envs.make(**{"env": settings.pop("id"), **settings})
+
+
+# ---------------------------------------------------------------- masks and games by turns
+
+
+def play_at_random(id, steps, num_envs=32):
+    """Plays allowed actions, drawn uniformly; returns the masks before each step, and the results."""
+    env = envs.make(id, num_envs=num_envs)
+    assert spaces.masks_actions(env.spec)
+
+    def step(carry, key):
+        state, obs = carry
+        mask = obs["action_mask"] != 0
+        action = uniform.sample(env.spec.action, key, mask.shape[:1], mask)
+        state, result = env.step(state, action, key)
+        return (state, result.obs), (mask, result)
+
+    scan = lambda key: jax.lax.scan(step, env.reset(key), jax.random.split(key, steps))[1]
+    masks, results = jax.device_get(jax.jit(scan)(jax.random.key(0)))
+    return env.spec, masks, results
+
+
+@pytest.mark.slow  # compiles for seconds
+@pytest.mark.parametrize("id", ["jumanji:Snake-v1", "jumanji:Game2048-v1", "jumanji:Tetris-v0", "pgx:2048"])
+def test_allowed_actions_end_no_game_by_themselves(id):
+    pytest.importorskip(id.split(":")[0])
+    spec, masks, results = play_at_random(id, 300)
+    assert spec.agents == () and masks.shape[2:] == (spaces.num_choices(spec.action),) and masks.any(-1).all()
+    assert results.terminated.any() and results.reward.sum() > 0 and np.isfinite(results.reward).all()
+
+
+@pytest.mark.parametrize("id", ["pgx:tic_tac_toe", pytest.param("pgx:connect_four", marks=pytest.mark.slow)])
+def test_games_of_pgx_are_played_by_turns(id):
+    pytest.importorskip("pgx")
+    spec, masks, results = play_at_random(id, 60)
+    assert spec.agents == ("player_0", "player_1")
+    two = lambda x: x.reshape(len(x), -1, 2, *x.shape[2:])
+    masks, reward, ended, over = two(masks), two(results.reward), two(results.terminated), results.several.over
+    waits = masks[..., -1]
+    assert (masks[..., :-1].any(-1) != waits).all()
+    assert (waits[1:].sum(-1) == 1)[~over[:-1]].all()  # one player moves, the other waits
+    assert (reward.sum(-1) == 0).all() and (ended.all(-1) == over).all() and over.sum() > 30
+    assert {*np.unique(reward)} == {-1.0, 0.0, 1.0}
+
+
+def test_an_illegal_move_in_pgx_loses():
+    """Waiting is illegal for the player that moves."""
+    pytest.importorskip("pgx")
+    env = envs.make("pgx:tic_tac_toe", num_envs=8)
+    state, obs = env.reset(jax.random.key(0))
+    state, _ = env.step(state, jnp.where(obs["action_mask"][:, -1] != 0, 9, 4), jax.random.key(1))
+    moves = np.asarray(obs["action_mask"][:, -1] != 0)  # the other player moves now
+    _, result = env.step(state, jnp.full(16, 9), jax.random.key(2))
+    np.testing.assert_array_equal(result.reward, np.where(moves, -1.0, 1.0))
+    assert result.terminated.all()

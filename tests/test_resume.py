@@ -301,7 +301,7 @@ def test_a_run_that_lost_its_latter_half_becomes_the_same_again(algo, backend, g
     ],
 )
 def test_the_guarantee_is_told_and_stored(more, guarantee, words, tmp_path, capsys):
-    """That of environments outside of the program, to those who ask how it works."""
+    """With environments outside of the program, `-v` prints the guarantee, and the checkpoint stores it."""
     settings = ["--set=env.backend=gymnasium", *more, "-v", "--stop=env_steps=100"]
     assert run("ppo", *settings, out=tmp_path / "a") == 0
     said = capsys.readouterr().out

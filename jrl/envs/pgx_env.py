@@ -74,18 +74,15 @@ def _define(env: Any, board: Box, limit: int | None) -> MultiDefinition:
 
     def step(inner: Any, actions: Array, draws: Array) -> tuple[Any, Array, Array]:
         action = jnp.take_along_axis(actions, inner.current_player[:, None], 1)[:, 0]
-        # the waiting action of a player that moves is an illegal move, which pgx punishes
-        lost = jnp.argmin(inner.legal_action_mask, -1)  # an illegal action, if there is any
-        action = jnp.where(action < moves, action, lost)
+        # a player that waits instead of moving plays an illegal move, and loses; where all moves are legal, move 0
+        action = jnp.where(action < moves, action, jnp.argmin(inner.legal_action_mask, -1))
         inner = jax.vmap(env.step)(inner, action, keys(draws))
         ends = jnp.broadcast_to(inner.terminated[:, None], inner.rewards.shape)
         return inner, inner.rewards, ends
 
     def observe(inner: Any) -> PyTree:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DeprecationWarning
-            )  # observe(state, player): the only view of a waiting player
+            warnings.simplefilter("ignore", DeprecationWarning)  # `observe` of a given player, who may be waiting
             seen = jax.vmap(jax.vmap(env.observe, (None, 0)), (0, None))(inner, players)
         mine = inner.current_player[:, None] == players[None]
         allowed = mine[:, :, None] & inner.legal_action_mask[:, None]

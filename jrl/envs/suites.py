@@ -20,7 +20,7 @@ from jrl.spaces import map_leaves
 from jrl.types import Array, Box, Dict, Discrete, EnvSpec, InputError, JaxEnv, Key, MultiDiscrete, PyTree, Space, Tuple
 
 NEVER = 2**30  # steps of an episode whose time limit is applied outside
-_CHUNKS = 64  # resets of each step are made for B / 64 environments at a time
+_CHUNKS = 64  # a step computes resets for B / 64 environments at a time
 
 
 def import_suite(module: str, load: Callable[[str], Any] = importlib.import_module) -> Any:
@@ -49,7 +49,7 @@ def vectorize(
         that ended on the same step share k fresh states. "first": each returns to its first state.
     """
     keys = lambda key: jax.random.split(key, spec.num_envs)
-    num_shared = read_reset_mode(reset_mode)
+    num_shared = int(reset_mode[len("shared(") : -1]) if reset_mode.startswith("shared(") else None
 
     def reset(key: Key) -> tuple[PyTree, PyTree]:
         first = jax.vmap(reset_one)(keys(key))
@@ -63,7 +63,7 @@ def vectorize(
             inner, obs = select(fresh, first, (inner, obs))
             return (inner, first), obs, reward, end
         if num_shared is None:
-            inner, obs = reset_each(reset_one, keys(reset_key), fresh, (inner, obs))
+            inner, obs = _reset_each(reset_one, keys(reset_key), fresh, (inner, obs))
         else:
             inner, obs = _reset_shared(reset_one, jax.random.split(reset_key, num_shared), fresh, (inner, obs))
         return inner, obs, reward, end
@@ -71,12 +71,7 @@ def vectorize(
     return under_contract(spec, reset, advance)
 
 
-def read_reset_mode(mode: str) -> int | None:
-    """Returns k of `shared(k)`; None for `each` and `first`."""
-    return int(mode[len("shared(") : -1]) if mode.startswith("shared(") else None
-
-
-def reset_each(reset_one: Callable[[Key], PyTree], keys: Key, fresh: Array, stepped: PyTree) -> PyTree:
+def _reset_each(reset_one: Callable[[Key], PyTree], keys: Key, fresh: Array, stepped: PyTree) -> PyTree:
     """Returns `stepped`, leaves [B, ...], with a reset by its own key [B] of each environment that is `fresh` [B].
 
     Resets are computed in chunks of B / 64 environments, as many as this step needs: few environments end on a step.
@@ -98,7 +93,7 @@ def reset_each(reset_one: Callable[[Key], PyTree], keys: Key, fresh: Array, step
 
 
 def _reset_shared(reset_one: Callable[[Key], PyTree], keys: Key, fresh: Array, stepped: PyTree) -> PyTree:
-    """As `reset_each`, but the environments share the states of k resets by `keys` [k], in turn."""
+    """As `_reset_each`, but the environments share the states of k resets by `keys` [k], in turn."""
 
     def reset() -> PyTree:
         index = (jnp.cumsum(fresh) - 1) % len(keys)

@@ -420,7 +420,8 @@ def docs(cls: type) -> Mapping[str, str]:
         except (OSError, TypeError):
             continue
         lines, (class_node,) = source.splitlines(), ast.parse(source).body
-        for node in class_node.body:  # type: ignore[attr-defined]  # a class has a body
+        assert isinstance(class_node, ast.ClassDef)
+        for node in class_node.body:
             if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
                 continue
             comments = [lines[(node.end_lineno or 0) - 1][node.end_col_offset :]]

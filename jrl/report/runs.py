@@ -332,7 +332,7 @@ def _provenance(directory: Path) -> tuple[Mapping[str, Any], list[str]]:
     try:
         found = schema.parse_json(schema.read_text(path))
         tuple(tables.facts(found))
-    except Exception:  # the file may hold anything
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):  # damaged or edited
         return {}, [f"{path.name} is no JSON of this form, and is left out"]
     return found, []
 

@@ -51,7 +51,7 @@ def learned(name):
 
 @each
 def test_known_answers(name):
-    """Of each probe, in the order in which they ask more."""
+    """An algorithm learns the known value or action of each probe; each probe needs one more mechanism."""
     found = learned(name)
     close = lambda task, seen, want, **near: np.testing.assert_allclose(found[task][0](seen), want, **near)
     close("constant", [0.0], [1.0], atol=0.05)
@@ -66,8 +66,8 @@ def test_known_answers(name):
 
 @each
 def test_the_probes_catch_a_learner_that_makes_a_mistake(name):
-    # of one that takes a time limit for an end between the mean of (1 - gamma^left) / (1 - gamma) over ten steps, 4.1,
-    # and 1 / (1 - 0.9 gamma), 5.3: it depends on how much an algorithm bootstraps
+    # a learner that treats a time limit as an end finds a value from 4.1, the mean of (1 - gamma^left) / (1 - gamma)
+    # over ten steps, to 5.3, which is 1 / (1 - 0.9 gamma); algorithms differ in how much they bootstrap
     assert 4.0 < learned(name)["a limit ends"][0]([0.0])[0] < 6.0
     # with the mask gone, a reset row is a step of reward 0 to the next episode: V = (1 + gamma) / 2
     np.testing.assert_allclose(learned(name)["resets count"][0]([0.0]), [0.6], atol=0.05)

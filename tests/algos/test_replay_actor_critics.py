@@ -1,4 +1,4 @@
-"""What SAC and TD3 have in common: how they begin, and whose step size is whose."""
+"""Mechanisms that SAC and TD3 share: initial random steps, and step sizes of actor and critics."""
 
 import dataclasses
 

@@ -359,7 +359,8 @@ def pendulum():
     return dict(zip(names, map(np.array, zip(*rows, strict=True)), strict=True)) | {"terminals": np.zeros(4000, bool)}
 
 
-ENDS = {  # what is made of the true timeouts, and what is found without and with next observations
+# change of the true timeouts -> messages for files without and with next observations
+ENDS = {
     "right": (lambda x: x, "", ""),
     "none": (np.zeros_like, "ends of episodes may be missing", ""),  # the reader cuts there, and notes it
     "late": (lambda x: np.roll(x, 1), "timeouts seem to be marked a row too late", "a row too early or too late"),

@@ -215,7 +215,7 @@ def test_rows_are_the_steps_of_each_agents_turns(name, tmp_path):
     assert games > 5
     lengths = [x for _, report in found[-1:] for x in report.window_length if np.isfinite(x)]
     returns = [x for _, report in found[-1:] for x in report.window_return if np.isfinite(x)]
-    latest = message[:games][-len(returns) :]  # what the window holds
+    latest = message[:games][-len(returns) :]  # episodes in the window of latest episodes
     assert sorted(zip(returns, lengths, strict=True)) == sorted((float(r), float(n)) for r, n in latest)
     leads = [rollout.extras[COUNTS_STEP] & rollout.mask for rollout, _ in found]
     steps = sum(int(report.steps) for _, report in found)

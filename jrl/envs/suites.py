@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 
 from jrl.envs import spec as spaces
 from jrl.envs.jax_env import check_time_limit, select, under_contract
@@ -48,6 +49,7 @@ def vectorize(
       reset_mode: `env.reset`. "each": each environment that ended gets its own fresh state. "shared(k)": environments
         that ended on the same step share k fresh states. "first": each returns to its first state.
     """
+    reset_one, step_one = _keep_keys(reset_one, step_one)
     keys = lambda key: jax.random.split(key, spec.num_envs)
     num_shared = int(reset_mode[len("shared(") : -1]) if reset_mode.startswith("shared(") else None
 
@@ -69,6 +71,32 @@ def vectorize(
         return inner, obs, reward, end
 
     return under_contract(spec, reset, advance)
+
+
+@struct.dataclass
+class _RawKey:
+    """A random key in the state of an environment, as numbers that a checkpoint can hold."""
+
+    data: Array  # u32, of `jax.random.key_data`
+    impl: str = struct.field(pytree_node=False)
+
+
+def _keep_keys(reset_one: Callable[..., Any], step_one: Callable[..., Any]) -> tuple[Callable[..., Any], ...]:
+    """Returns functions of one environment whose state has a `_RawKey` for each random key."""
+    is_key = lambda x: jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
+    raw = lambda x: _RawKey(jax.random.key_data(x), str(jax.random.key_impl(x))) if is_key(x) else x
+    typed = lambda x: jax.random.wrap_key_data(x.data, impl=x.impl) if isinstance(x, _RawKey) else x
+
+    def reset(key: Key) -> tuple[PyTree, PyTree]:
+        state, obs = reset_one(key)
+        return jax.tree.map(raw, state), obs
+
+    def step(state: PyTree, action: PyTree, key: Key) -> tuple[PyTree, PyTree, Array, Array]:
+        state = jax.tree.map(typed, state, is_leaf=lambda x: isinstance(x, _RawKey))
+        state, *result = step_one(state, action, key)
+        return jax.tree.map(raw, state), *result
+
+    return reset, step
 
 
 def _reset_each(reset_one: Callable[[Key], PyTree], keys: Key, fresh: Array, stepped: PyTree) -> PyTree:

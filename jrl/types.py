@@ -403,6 +403,8 @@ class Episodes:
     # statistics of each agent, with a leading axis [A]; () with one agent. With several agents the fields above count
     # games, and the return of a game is the sum over its agents
     agents: Any = ()
+    # [] i32, steps that `env.on_nonfinite` replaced by a reset; (): environments are not checked
+    nonfinite: Any = ()
 
 
 # ---------------------------------------------------------------- algorithms

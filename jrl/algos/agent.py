@@ -49,7 +49,7 @@ class Common:
     in_teams: ClassVar[bool] = False  # whether it acts only for teams, see jrl.envs.team
 
     lr: NonNegativeSchedule = 3e-4  # Adam's step size
-    gamma: Unit = 0.99  # discount per step
+    gamma: Unit = 0.99  # discount per step of the environment
     normalize_obs: bool = False  # observations to mean 0 and deviation 1 by running statistics; images stay as they are
     normalize_reward: bool = False  # divides rewards by the running deviation of the discounted return
     normalize_reward_clip: Positive | None = 10.0  # bound of rewards that were so divided; null: none

@@ -1,6 +1,6 @@
 """The config of a run: sections, reading and writing, derived numbers, refused combinations."""
 
-from jrl.config.plan import Sizes
+from jrl.config.plan import Sizes, discount_by_action
 from jrl.config.reader import (
     DROP,
     algo_name,
@@ -38,6 +38,6 @@ from jrl.fields.hyper import NetworkConfig
 __all__ = [
     "DROP", "CheckpointConfig", "CustomConfig", "DevicesConfig", "EnvConfig", "EnvRunnersConfig", "EvaluationConfig",
     "InputError", "MultiAgentConfig", "NetworkConfig", "ReplayConfig", "RolloutConfig", "RunConfig", "RunSettings",
-    "RuntimeConfig", "Sizes", "algo_name", "from_dict", "is_jrl_config", "load", "mapping", "merge", "override",
-    "plain", "read", "to_dict", "to_yaml", "with_present_names", "without_loss", "write",
+    "RuntimeConfig", "Sizes", "algo_name", "discount_by_action", "from_dict", "is_jrl_config", "load", "mapping",
+    "merge", "override", "plain", "read", "to_dict", "to_yaml", "with_present_names", "without_loss", "write",
 ]  # fmt: skip

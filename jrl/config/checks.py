@@ -339,6 +339,8 @@ _EXTERNAL_ROWS = (
         "external.private_key: expected its certificate, got none: set external.certificate"),
     Row("external env.frame_stack", lambda c: c.env.frame_stack != 1,
         _WITH_EXTERNAL.format(key="env.frame_stack", why=f"{_SENT}: let them stack frames")),
+    Row("external env.action_repeat", lambda c: c.env.action_repeat != 1,
+        _WITH_EXTERNAL.format(key="env.action_repeat", why=f"{_PLAYED}: let them repeat actions")),
 )
 # fmt: on
 _EXTERNAL = (
@@ -354,6 +356,7 @@ _EXTERNAL = (
             "rollout.collector": _PLAYED,
             "rollout.fake": _PLAYED,
             "env.horizon": "clients end their episodes",
+            "env.on_nonfinite": _PLAYED,
             "env.batch_size": "external.max_wait_ms groups requests instead",
             PROCESSES: _PLAYED,
             "env.action_mask_info": "clients send masks as action_mask of the observation",
@@ -480,6 +483,8 @@ TABLE = (
         lambda c: c.env_runners.ignore_env_runner_failures and c.env_runners.recreate_failed_env_runners,
         "env_runners: expected ignore_env_runner_failures (continue without a runner) or recreate_failed_env_runners "
         "(start another runner), got both: leave one out"),
+    Row("env.on_nonfinite env_runners.num", lambda c: c.env_runners.num and c.env.on_nonfinite is not None,
+        "env.on_nonfinite: expected environments of this process, got those of env_runners: leave one of them out"),
     Row("devices.actors env_runners.num", lambda c: c.env_runners.num and c.devices.actors is not None,
         "devices.actors: with env_runners this process does not act: leave it out, or env_runners.num 0"),
     Row(f"checkpoint.exact env_runners.num {' '.join(ASYNCHRONOUS)}", lambda c: (

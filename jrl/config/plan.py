@@ -258,6 +258,14 @@ class Sizes:
         return f"{counted(size, 'sequence')} of {counted(self.sequence_length, 'step')}"
 
 
+def discount_by_action(cfg: Any) -> Any:
+    """Returns the config with the discount between two actions of the policy, algo.gamma ** env.action_repeat."""
+    if cfg.env.action_repeat == 1 or not hasattr(cfg.algo, "gamma"):
+        return cfg
+    gamma = cfg.algo.gamma**cfg.env.action_repeat
+    return dataclasses.replace(cfg, algo=dataclasses.replace(cfg.algo, gamma=gamma))
+
+
 def divisors(n: int) -> list[int]:
     """Returns the divisors of a number above 0, in ascending order; quick up to 1e12."""
     small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]

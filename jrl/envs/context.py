@@ -7,6 +7,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jrl.fields.env import EnvConfig
 from jrl.gym import DEFINITIONS, FIRST_STEPS, EnvContext, of
 
 __all__ = ["ROLES", "EnvContext", "OnFailure", "Place", "check_options", "of", "seed_range", "takes_context"]
@@ -128,9 +129,14 @@ def is_in_jax(found: Any) -> bool | None:
     return (result if isinstance(result, str) else getattr(result, "__name__", "")).endswith("Definition")
 
 
-def soft_horizon_error(id: str) -> str:
-    """Returns the error of `env.soft_horizon` with several agents."""
-    return (
-        f"env.soft_horizon: {id} has several agents, and a game ends for all of them: leave it out; "
-        "env.horizon ends the game for all agents"
-    )
+def agent_faults(cfg: EnvConfig) -> list[str]:
+    """Returns the options of a section that environments of several agents do not have."""
+    given = {"soft_horizon": cfg.soft_horizon, "action_repeat": cfg.action_repeat > 1, "on_nonfinite": cfg.on_nonfinite}
+    return [f"env.{key}: {cfg.id} has several agents, and {_WITH_AGENTS[key]}" for key, x in given.items() if x]
+
+
+_WITH_AGENTS = {
+    "soft_horizon": "a game ends for all of them: leave it out; env.horizon ends the game for all agents",
+    "action_repeat": "agents may end or wait for a turn before a repetition ends: leave it out",
+    "on_nonfinite": "only environments of one agent are checked: leave it out",
+}

@@ -145,8 +145,8 @@ class _Gymnasium(HostEnv):
         self._observe, self._convert_action = observation.convert, action.convert
         warns = on_failure.check_steps > 0
         self.precision = Precision(cfg.id, vector.observation_space, cfg.num_envs, warns=warns)
-        limit = min((n for n in (vector.max_episode_steps, cfg.horizon) if n is not None), default=None)
-        self.spec = EnvSpec(observation.space, action.space, cfg.num_envs, limit)
+        limits = [-(-n // cfg.action_repeat) for n in (vector.max_episode_steps, cfg.horizon) if n is not None]
+        self.spec = EnvSpec(observation.space, action.space, cfg.num_envs, min(limits, default=None))
 
     def _prepare_reset(self) -> None:
         """Lets environments at a soft horizon reset, too."""

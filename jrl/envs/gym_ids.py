@@ -19,10 +19,10 @@ from jrl.envs.context import (
     EnvContext,
     OnFailure,
     Place,
+    agent_faults,
     check_options,
     parameters_of,
     return_type,
-    soft_horizon_error,
     takes_context,
 )
 from jrl.errors import cannot_import
@@ -178,8 +178,8 @@ def make(cfg: EnvConfig, *, seed: int, place: Place, on_failure: OnFailure, stat
     try:
         return single(cfg, factory, seed=seed, on_failure=on_failure)
     except SeveralAgents as e:
-        if cfg.soft_horizon:
-            raise InputError(soft_horizon_error(cfg.id)) from e
+        if errors := agent_faults(cfg):
+            raise InputError(*errors) from e
         return games(cfg, factory, seed=seed, on_failure=on_failure, first=e.env)
 
 
@@ -205,7 +205,8 @@ def make_factory(cfg: EnvConfig, *, seed: int, place: Place) -> EnvFactory:
 
         name = cfg.id if cfg.id in gymnasium.registry else cfg.id.partition(":")[2]
         found = functools.partial(gymnasium.make, gymnasium.registry.get(name, cfg.id))
-    return EnvFactory(found, context, by_context=by_context, horizon=cfg.horizon, soft_horizon=cfg.soft_horizon)
+    options = {name: getattr(cfg, name) for name in ("horizon", "soft_horizon", "action_repeat")}
+    return EnvFactory(found, context, by_context=by_context, **options)
 
 
 def _load_pettingzoo(id: str) -> Callable[..., Any]:

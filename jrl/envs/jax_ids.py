@@ -95,14 +95,20 @@ def make(cfg: EnvConfig, *, state: bool, **unused: Any) -> JaxEnv:
         return build(found, cfg.num_envs)
 
     env = build_env()
+    own = env.spec.max_episode_steps
     if suite is None and (registry.registered(cfg.id) is not None or cfg.id not in IN_JAX):
         _trace(cfg.id, env)
-    if cfg.horizon is None:
-        return env
-    if cfg.soft_horizon:
-        return limits.soften(env, cfg.horizon)
-    own = env.spec.max_episode_steps
-    return env if own is not None and own <= cfg.horizon else build_env(max_episode_steps=cfg.horizon)
+    if cfg.horizon is not None and cfg.soft_horizon:
+        env = limits.soften(env, cfg.horizon)
+    elif cfg.horizon is not None and (own is None or own > cfg.horizon):
+        env = build_env(max_episode_steps=cfg.horizon)
+    if cfg.action_repeat > 1:
+        env = limits.repeat(env, cfg.action_repeat)
+    if cfg.on_nonfinite is not None:
+        from jrl.envs import nonfinite
+
+        env = nonfinite.reset_nonfinite(env)
+    return env
 
 
 def _trace(id: str, env: JaxEnv) -> None:

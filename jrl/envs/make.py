@@ -12,7 +12,7 @@ import numpy as np
 
 from jrl.envs import limits, scaling
 from jrl.envs.backends import has_id, module, resolve, suite_of
-from jrl.envs.context import ENDS_RUN, TRAINING, OnFailure, Place, seed_range, soft_horizon_error
+from jrl.envs.context import ENDS_RUN, TRAINING, OnFailure, Place, agent_faults, seed_range
 from jrl.envs.transform import Option, transformed
 from jrl.fields import schema
 from jrl.fields.env import REFUSED, EnvConfig
@@ -59,12 +59,15 @@ def section(env: EnvConfig | str, **settings: Any) -> EnvConfig:
 
 _RESTARTS = "env_runners.restart_failed_sub_environments"
 _MASKS = "environments in JAX have no infos (put action_mask into a Dict observation)"
+_TOGETHER = "EnvPool steps and resets all environments of a pool together"
 # options of some backends: key, backends that have it, reason
 LIMITED = (
     ("env.batch_size", ("envpool",), "only EnvPool takes it"),
     ("env.remote_worker_envs", ("gymnasium",), "only Gymnasium's environments run in processes"),
     (_RESTARTS, ("gymnasium",), "only Gymnasium's environments are made again"),
-    ("env.soft_horizon", ("gymnasium", "jax"), "EnvPool steps and resets all environments of a pool together"),
+    ("env.soft_horizon", ("gymnasium", "jax"), _TOGETHER),
+    ("env.action_repeat", ("gymnasium", "jax"), _TOGETHER),
+    ("env.on_nonfinite", ("jax",), "only environments in JAX are checked"),
     ("env.action_mask_info", ("envpool", "gymnasium"), _MASKS),
 )
 
@@ -72,6 +75,7 @@ LIMITED = (
 def _check_options(cfg: EnvConfig, backend: str, on_failure: OnFailure) -> Iterator[str]:
     """Yields the options that conflict with the backend or with each other, each with its fix."""
     given = {**{f"env.{key}": getattr(cfg, key) for key in _KEYS}, _RESTARTS: on_failure.restart}
+    given["env.action_repeat"] = cfg.action_repeat > 1
     has_several = is_multi_agent(cfg)
     if backend == "envpool" and cfg.batch_size is not None and cfg.batch_size > cfg.num_envs:
         yield f"env.batch_size: expected at most env.num_envs = {cfg.num_envs}, got {cfg.batch_size}: lower it"
@@ -83,8 +87,8 @@ def _check_options(cfg: EnvConfig, backend: str, on_failure: OnFailure) -> Itera
         able = [name for name in backends if has_id(cfg.id, name)]
         fix = f"use env.backend {' or '.join(able)}, or leave it out" if able else "leave it out"
         yield f"{key}: {why}, and {cfg.id} is stepped by the {backend} backend: {fix}"
-    if has_several and cfg.soft_horizon:
-        yield soft_horizon_error(cfg.id)
+    if has_several:
+        yield from agent_faults(cfg)
     if cfg.reset != "each" and (suite_of(cfg.id) is None or has_several):
         yield f"env.reset: only single agents of suites in JAX share resets, and {cfg.id} is not one: leave it out"
     if cfg.remote_worker_envs and not hasattr(os, "fork"):

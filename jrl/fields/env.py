@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from annotated_types import Interval
 
@@ -46,6 +46,12 @@ class EnvConfig:
     # suites in JAX: start states of environments that ended. each: a new one for each; shared(k): k new ones, shared by
     # the environments that ended on a step; first: the first state of each
     reset: Name = "each"
+    # environments in JAX whose state, observation or reward is not finite after a step. reset: begin a new episode, and
+    # mask the step; stop: end the run with an error; null: not checked
+    on_nonfinite: Literal["reset", "stop"] | None = None
+    # steps of the environment with each action, fewer at the end of an episode; their rewards are summed. env_steps and
+    # all other counts are actions; algo.gamma, horizon and limits of the environment stay per step of the environment
+    action_repeat: Count = 1
     horizon: Count | None = None  # steps after which an episode ends; null: the environment's own limit
     soft_horizon: bool = False  # the horizon ends the episode for learner and statistics; the environment continues
     # null: bootstrap at time limits and the horizon, not at terminations; false: bootstrap at no end; true: bootstrap

@@ -7,7 +7,7 @@ from typing import Any
 
 from jrl.gym import CONTEXT, DEFINITIONS, EnvContext
 from jrl.gym.exceptions import NotAnEnvironment, SeveralAgents
-from jrl.gym.wrappers import Limited
+from jrl.gym.wrappers import Limited, Repeated
 
 
 def has_agents(env: Any) -> bool:
@@ -33,7 +33,7 @@ class EnvFactory:
     Args:
       found: class or function; called with an EnvContext if `by_context`, else with the options as keyword arguments.
       context: context of environment 0.
-      horizon, soft_horizon: see `jrl.envs.limits`.
+      horizon, soft_horizon, action_repeat: see `jrl.envs.limits`.
     """
 
     def __init__(
@@ -44,9 +44,10 @@ class EnvFactory:
         by_context: bool,
         horizon: int | None,
         soft_horizon: bool,
+        action_repeat: int = 1,
     ):
         self._found, self._context, self._by_context = found, context, by_context
-        self._horizon, self._soft = horizon, soft_horizon
+        self._horizon, self._soft, self._repeat = horizon, soft_horizon, action_repeat
         self.options = dict(context)
 
     def raw(self, i: int) -> Any:
@@ -71,4 +72,5 @@ class EnvFactory:
                 fix = ": set env.backend jax" if type(env).__name__ in DEFINITIONS else ""
                 got = f"a {type(env).__name__} without {name}"
                 raise NotAnEnvironment(f"{what} returned {got}, not a Gymnasium environment{fix}")
-        return env if self._horizon is None else Limited(env, self._horizon, self._soft)
+        env = env if self._horizon is None else Limited(env, self._horizon, self._soft)
+        return env if self._repeat == 1 else Repeated(env, self._repeat)

@@ -1,4 +1,4 @@
-"""Wrappers of a Gymnasium environment: a horizon, and the action mask of its infos in its observations."""
+"""Wrappers of a Gymnasium environment: a horizon, repeated actions, and the action mask of its infos."""
 
 import contextlib
 import math
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jrl.gym import space_kind
+from jrl.gym import faults, space_kind
 from jrl.gym.exceptions import Breach
 
 
@@ -78,6 +78,26 @@ class Limited(_Wrapper):
         self._continues = False
 
 
+class Repeated(_Wrapper):
+    """An environment that takes each action `times` times, fewer at the end of an episode; rewards are summed."""
+
+    def __init__(self, env: Any, times: int):
+        super().__init__(env)
+        self._times = times
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        total = 0.0
+        for _ in range(self._times):
+            result = self.env.step(action)
+            if len(result) != 5 or not faults.has_no_fatal_fault(*result[1:]):  # `jrl.gym.faults` reports the error
+                return result
+            obs, reward, terminated, truncated, info = result
+            total += float(reward)
+            if terminated or truncated:
+                break
+        return obs, total, terminated, truncated, info
+
+
 class MaskWrapper(_Wrapper):
     """An environment whose observations contain the action mask of its infos.
 
@@ -135,9 +155,9 @@ def wrap_with_mask(env: Any, mask: tuple[str, tuple[int, ...]]) -> tuple[Any, Ma
 
     `Limited` repeats observations without an info, so the mask goes inside it.
     """
-    if isinstance(env, Limited):
-        env.env = MaskWrapper(env.env, *mask)
-        return env, env.env
+    if isinstance(env, Limited | Repeated):
+        env.env, wrapper = wrap_with_mask(env.env, mask)
+        return env, wrapper
     wrapper = MaskWrapper(env, *mask)
     return wrapper, wrapper
 

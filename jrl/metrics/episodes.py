@@ -29,6 +29,7 @@ class EpisodeState:
     games: Any = ()  # with several agents, the EpisodeState of games; windows of agents are [A, W] and [A]
 
 
+_PARTS = ("agents", "nonfinite")  # fields of Episodes that most reports do not have
 _RUNNING = ("episode_return", "return_rest", "length", "running_return")
 _WINDOWS = ("window_return", "window_length", "window_next")
 
@@ -227,12 +228,14 @@ def summarize(reports: list[Episodes]) -> dict[str, Any]:
     Returns:
       `episode/return` and `episode/length` (means over the window), `episode/window` (episodes in it), `episode/count`,
       `episode/return_p10`, `episode/return_p90` (percentiles over the window), `episode/return_min`,
-      `episode/return_max` (of the episodes that ended since the last row).
+      `episode/return_max` (of the episodes that ended since the last row); with `env.on_nonfinite` also
+      `env/nonfinite`, the steps since the last row that were not finite.
     """
     reports = [jax.tree.map(np.asarray, r) for r in reports]
     last = reports[-1]
     mean = lambda x: float(x[np.isfinite(x)].mean()) if np.isfinite(x).any() else float("nan")
     returns = last.window_return[np.isfinite(last.window_return)]
+    checked = [r.nonfinite for r in reports if not isinstance(r.nonfinite, tuple)]
     low, high = np.percentile(returns, (10, 90)) if returns.size else (float("nan"), float("nan"))
     count = int(sum(r.count.sum() for r in reports))
     return {
@@ -244,6 +247,7 @@ def summarize(reports: list[Episodes]) -> dict[str, Any]:
         "episode/count": count,
         "episode/return_min": float(min(r.return_min.min() for r in reports)) if count else float("nan"),
         "episode/return_max": float(max(r.return_max.max() for r in reports)) if count else float("nan"),
+        **({"env/nonfinite": int(sum(x.sum() for x in checked))} if checked else {}),
     }
 
 
@@ -268,7 +272,7 @@ def summarize_agents(
     extremes: dict[str, tuple[float, float]] = {}
     for i, agent in enumerate(agents):
         pick = lambda name, x, i=i: np.asarray(x)[(..., i, slice(None)) if name in windows else (..., i)]
-        select = lambda r: {n: pick(n, x) for n, x in vars(r).items() if n != "agents"}  # noqa: B023 - called at once
+        select = lambda r: {n: pick(n, x) for n, x in vars(r).items() if n not in _PARTS}  # noqa: B023 - called at once
         metrics = summarize([dataclasses.replace(r, **select(r)) for r in known])
         found |= {f"agent/{agent}/{name}": metrics[f"episode/{name}"] for name in kept}
         extremes[agent] = metrics["episode/return_min"], metrics["episode/return_max"]
@@ -287,6 +291,9 @@ def summarize_agents(
 def merge(reports: list[Episodes]) -> Episodes:
     """Merges reports, oldest first, on the host; `steps` and windows are the last report's."""
     last = reports[-1]
+    if any(not isinstance(r.nonfinite, tuple) for r in reports):  # a resumed run may have begun to check environments
+        none = lambda r: np.zeros_like(r.steps) if isinstance(r.nonfinite, tuple) else r.nonfinite
+        reports = [dataclasses.replace(r, nonfinite=none(r)) for r in reports]
     merged = add_stacked_reports(jax.tree.map(lambda *x: np.stack(x), *reports))
     is_several = isinstance(last.agents, Episodes)
     agents = dataclasses.replace(merged.agents, steps=last.agents.steps) if is_several else ()
@@ -321,6 +328,7 @@ def add_stacked_reports(reports: Episodes, among=None) -> Episodes:
         window_return=reports.window_return[last],
         window_length=reports.window_length[last],
         agents=add_stacked_reports(reports.agents, among) if isinstance(reports.agents, Episodes) else (),
+        nonfinite=jax.tree.map(total, reports.nonfinite),
     )
 
 
@@ -345,13 +353,13 @@ def empty_report(state: EpisodeState) -> Episodes:
 
 def to_lists(report: Episodes) -> dict[str, Any]:
     """Returns a report's arrays as lists, for JSON."""
-    found = {name: np.asarray(x).tolist() for name, x in vars(report).items() if name != "agents"}
+    found = {name: np.asarray(x).tolist() for name, x in vars(report).items() if not isinstance(x, tuple | Episodes)}
     return found | ({"agents": to_lists(report.agents)} if isinstance(report.agents, Episodes) else {})
 
 
 def from_lists(found: Mapping[str, Any]) -> Episodes:
     """Returns a report from `to_lists`; non-finite numbers may be strings."""
-    whole = ("count", "length_sum", "steps")
+    whole = ("count", "length_sum", "steps", "nonfinite")
     arrays = {n: np.asarray(x, np.int32 if n in whole else np.float32) for n, x in found.items() if n != "agents"}
     return Episodes(**arrays, agents=from_lists(found["agents"]) if found.get("agents") else ())
 

@@ -138,8 +138,7 @@ class Player(_Evaluating):
         self._env = env
         self._lock = threading.RLock()  # `call` waits for the end of a block
         options: dict[str, Any] = {"length": length, "carry": carry, "explore": explore, "record": record}
-        if not self.in_program:
-            options |= {"cut": False} | ({"record_infos": True} if infos else {})
+        options |= {"cut": False} | ({"record_infos": True} if infos and not self.in_program else {})
         self._make = functools.partial(sources.make, env, act, **options)
         self._track, self._games = jax.jit(episodes.track), jax.jit(episodes.to_games)
         self._source: Source | None = None

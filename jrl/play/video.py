@@ -253,6 +253,7 @@ def play_frames(
     games = env.spec.games
     # `render.make` applies no time limit to an environment with a single agent
     longest = math.inf if isinstance(env, render.Games) else acting.config.env.limit or math.inf
+    repeats = acting.config.env.action_repeat  # nor repeated actions: each of their steps is a frame
     for episode in range(episodes):
         game = episode % games
         draw = functools.partial(env.render, game) if isinstance(env, render.Games) else env.render
@@ -261,13 +262,17 @@ def play_frames(
         total, steps, done = 0.0, 0, False
         yield draw()
         while not done and steps < max_steps:
-            result = env.step(acting.act(obs, explore, reset=begins, reward=reward))
-            obs, reward, over = result.obs, result.reward, result.terminated | result.truncated
-            if result.several is not None:  # reset the memory of absent agents: theirs begins before their first row
-                begins, over = result.several.absent, result.several.over
-            total, steps = total + float(np.asarray(reward).reshape(games, -1).sum(-1)[game]), steps + 1
-            done = bool(over[game]) or steps >= longest
-            yield draw()
+            action, reward = acting.act(obs, explore, reset=begins, reward=reward), 0.0
+            for _ in range(repeats):
+                result = env.step(action)
+                obs, reward, over = result.obs, reward + result.reward, result.terminated | result.truncated
+                if result.several is not None:  # reset the memory of absent agents: it begins before their first row
+                    begins, over = result.several.absent, result.several.over
+                total, steps = total + float(np.asarray(result.reward).reshape(games, -1).sum(-1)[game]), steps + 1
+                done = bool(over[game]) or steps >= longest
+                yield draw()
+                if done or steps >= max_steps:
+                    break
         on_end(episode + 1, total, steps, not done)
 
 

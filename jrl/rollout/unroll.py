@@ -64,6 +64,7 @@ def make(
     running_return_gamma=None,
     explore: bool = True,
     window: int = episodes.WINDOW,
+    cut: bool = True,
     record: bool = False,
     count_agents: bool = False,
 ) -> Unroll:
@@ -79,7 +80,7 @@ def make(
       running_return_gamma: `Algo.running_return_gamma`.
       explore: passed to `act`.
       window: number of latest episodes in the report.
-      record, count_agents: see `finish`.
+      cut, record, count_agents: see `finish`.
     Raises:
       InputError: host environments, or a traced length.
     """
@@ -113,11 +114,13 @@ def make(
             env_state, result = env.step(env_state, out.action, keys[1])
             row = (obs, out.action, result.reward, result.terminated, result.truncated, ~reset, out.extras)
             begins = reset if result.several is None else reset | result.several.absent
+            begins = begins if result.failed is None else begins | result.failed
             memory = reset_where(begins, initial_carry, out.carry)
-            return (env_state, result.obs, result.terminated | result.truncated, memory), (row, result.several)
+            done = result.terminated | result.truncated
+            return (env_state, result.obs, done, memory), (row, result.several, result.failed)
 
         loop = (state.env_state, state.obs, state.done, state.carry)
-        loop, (rows, several) = jax.lax.scan(body, loop, jax.random.split(key, (length, 2)))
+        loop, (rows, several, failed) = jax.lax.scan(body, loop, jax.random.split(key, (length, 2)))
         env_state, obs, done, memory = loop
         columns, rollout, report = finish(
             state.columns,
@@ -125,13 +128,17 @@ def make(
             obs,
             state.carry,
             state.started,
-            several=several,
+            failed,
+            several,
             reward_transform=reward_transform,
             gamma=running_return_gamma,
+            cut=cut,
             record=record,
             count_agents=count_agents,
             bootstraps=env.spec.bootstraps,
         )
+        if failed is not None:
+            report = dataclasses.replace(report, nonfinite=failed.sum(dtype=jnp.int32))
         return UnrollState(env_state, obs, done, jnp.ones_like(done), memory, columns), rollout, report
 
     return Unroll(init, step, env.pure)

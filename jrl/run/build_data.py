@@ -52,7 +52,8 @@ def make(plan: Plan, algo: Algo, found: Inputs) -> Made:
     """
     cfg, devices, replay = plan.cfg, plan.learners, plan.cfg.replay
     batch = replay.batch_size // devices
-    buffer, data = of_stores(plan, algo, found.train, found.spec, devices, batch, online=None)
+    policy = Sizes(plan.policies.groups[0].cfg)
+    buffer, data = of_stores(policy, algo, found.train, found.spec, devices, batch, online=None)
     algo = learner.count_updates(algo, _statistics(plan, found))
     like = build_learner.samples_like(buffer, devices)
 
@@ -62,7 +63,7 @@ def make(plan: Plan, algo: Algo, found: Inputs) -> Made:
 
     held_out = None
     if found.validation:
-        held_out = learn_from(*of_stores(plan, algo, found.validation, found.spec, devices, batch, online=None))
+        held_out = learn_from(*of_stores(policy, algo, found.validation, found.spec, devices, batch, online=None))
     on_host, where = _placed(buffer, cfg.data.placement, devices, prioritized=replay.prioritized)
     steps = sum(store.num_steps for store in found.train.values())
     return Made(learn_from(buffer, data), held_out, on_host, steps / replay.batch_size, f"{_size(found)}, {where}")
@@ -74,7 +75,8 @@ def beside(plan: Plan, algo: Algo, found: Inputs) -> build_learner.WithData:
     batch = plan.cfg.replay.batch_size // devices
 
     def with_data(online: Buffer) -> tuple[Buffer, learner.Data, str]:
-        buffer, data = of_stores(plan, algo, found.train, plan.spec, devices, batch, online=online)
+        policy = Sizes(plan.policies.groups[0].cfg)
+        buffer, data = of_stores(policy, algo, found.train, plan.spec, devices, batch, online=online)
         return buffer, data, f"{_size(found)}, {_placed_beside(buffer, online, devices)}"
 
     return with_data

@@ -55,6 +55,8 @@ def _why_not(configs: Sequence[RunConfig]) -> str:
         return "custom: code of one's own may look at one run at a time"
     if first.run.on_nonfinite == "rollback":
         return "run.on_nonfinite rollback begins a run again with other step sizes"
+    if first.env.on_nonfinite == "stop":
+        return "env.on_nonfinite stop ends a run with an error"
     if first.run.disable_jit:
         return "run.disable_jit: there are no programs"
     if first.multi_agent is not None:

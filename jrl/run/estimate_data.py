@@ -79,7 +79,7 @@ def _report(args: argparse.Namespace, methods: tuple[str, ...]) -> tuple["Estima
     import jax
 
     from jrl import data
-    from jrl.config import datasets
+    from jrl.config import datasets, discount_by_action
     from jrl.play import action_probabilities, actor
     from jrl.run import data_sets, estimates
 
@@ -101,7 +101,7 @@ def _report(args: argparse.Namespace, methods: tuple[str, ...]) -> tuple["Estima
     if args.updates is not None:
         how = dataclasses.replace(how, fqe=dataclasses.replace(how.fqe, updates=args.updates))
     judge = estimates.ReturnEstimator(
-        cfg.algo.gamma, cfg.network, how, algo, spec, store, fix=("--methods dm", "--explore")
+        discount_by_action(cfg).algo.gamma, cfg.network, how, algo, spec, store, fix=("--methods dm", "--explore")
     )
     explore = action_probabilities.is_stochastic(algo, spec) if args.explore is None else args.explore
     about = {

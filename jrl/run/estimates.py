@@ -243,7 +243,7 @@ def build_estimates(plan: Plan, inputs: data_sets.Inputs, algo: Algo) -> Schedul
     Raises:
       InputError: the data or the policy lack what a method needs.
     """
-    cfg, how = plan.cfg, plan.cfg.data.estimate
+    cfg, how = plan.policies.groups[0].cfg, plan.cfg.data.estimate
     if how is None:
         return None
     store = concatenated(list((inputs.validation or inputs.train).values()))

@@ -20,8 +20,8 @@ import jax
 import numpy as np
 
 from jrl import agents, config, registry
-from jrl.config import RunConfig, Sizes, datasets
-from jrl.errors import InputError
+from jrl.config import EnvConfig, RunConfig, Sizes, datasets
+from jrl.errors import EnvironmentFailed, InputError, counted
 from jrl.host import runtime
 from jrl.learn.program import Calls, Clock, LoopState, StepInfo
 from jrl.metrics import loggers, progress, results
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from jrl.run.workers import Workers
 
 _log = logging.getLogger(__name__)
+_MOST_BAD_CALLS = 10
 
 
 class Session(BaseSession):
@@ -101,6 +102,7 @@ class Session(BaseSession):
         self._policies_changed = False  # policies were added or removed
         self._row: dict[str, Any] | None = None  # the latest row
         self._tasks = 0
+        self._bad_calls = 0  # calls in a row without a finite step: see `env.on_nonfinite`
         # the best checkpoint is chosen by metrics on validation data
         self._validates = (cfg.checkpoint.keep_best_by or "").startswith("validation/")
         self.rows_wait = False
@@ -307,12 +309,22 @@ class Session(BaseSession):
     def count_call(self, state: LoopState, metrics: Metrics, report: Episodes) -> StepInfo:
         """Takes the result of a call: state and counters."""
         info = self.calls.count_call(state, metrics, report)
+        if self._latest is not None:
+            self._check_finite(self._latest.episodes)
         self._latest, self.state = info, info.state
         self.version += 1
         self.iteration, self.clock = info.iteration, info.clock
         if self.callback_list:
             self.callback_list.recreated(self._callback_target, self.workers, self.run.program.source)
         return info
+
+    def _check_finite(self, report: Episodes) -> None:
+        """Raises EnvironmentFailed: too many calls without a finite step, so that no row would ever be due."""
+        is_bad = np.any(report.nonfinite) and not np.any(report.steps)
+        self._bad_calls = self._bad_calls + 1 if is_bad else 0
+        if self._bad_calls == _MOST_BAD_CALLS:
+            fix = "find the NaN or infinity, or leave env.on_nonfinite out"
+            raise _not_finite(self.config.env, f"each step of {_MOST_BAD_CALLS} calls in a row: {fix}")
 
     def finish_call(self, info: StepInfo) -> str | None:
         """Builds the row and plays the evaluation that are due after a call; returns a reason to end the run, or None.
@@ -352,7 +364,14 @@ class Session(BaseSession):
     # ------------------------------------------------------------ result rows
 
     def _finish_row(self, row: dict[str, Any]) -> None:
-        """Adds metrics of callbacks, clients and the machine to a new row, and calls the callbacks."""
+        """Adds metrics of callbacks, clients and the machine to a new row, and calls the callbacks.
+
+        Raises:
+          EnvironmentFailed: environments were not finite, and `env.on_nonfinite` is stop.
+        """
+        if self.config.env.on_nonfinite == "stop" and (count := row.get("env/nonfinite")):
+            fix = "env.on_nonfinite=reset begins a new episode instead"
+            raise _not_finite(self.config.env, f"{counted(count, 'step', ',')} up to step {row['env_steps']:,}; {fix}")
         run, count = self.run, self.reporter.count
         state = run.policies.on_row(run.program, self.state, row, count, self._directory)
         if state is not self.state:
@@ -467,6 +486,10 @@ class Session(BaseSession):
         """Returns the arrays of a checkpoint."""
         kept = self.run.program.keep(self.state)
         return checkpoint.state_parts(kept, self.config.checkpoint, self.config.multi_agent)
+
+
+def _not_finite(env: EnvConfig, what: str) -> EnvironmentFailed:
+    return EnvironmentFailed(f"env.id {env.id}: state, observation or reward are not finite after {what}")
 
 
 def _set_log_level(level: str) -> None:

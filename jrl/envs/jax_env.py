@@ -32,7 +32,7 @@ class Definition(NamedTuple):
 
     `task` is None, or a pytree of numbers (or arrays) passed to `reset`, `step` and `observe` as the last argument, its
     leaves with B first. A new task takes effect at once, even mid-episode. To change a number at the next episode only,
-    let `reset` copy it into the state.
+    let `reset` copy it into the state. With `env.randomize` numbers of a dict differ between environments.
     """
 
     observation: Space

@@ -25,10 +25,11 @@ import optax
 from flax import struct
 
 from jrl import registry, spaces
-from jrl.algos import custom_loss, exploration, parameter_noise, parts, sequences
+from jrl.algos import custom_loss, exploration, optimizers, parameter_noise, parts, sequences
 from jrl.algos import observer as observers
 from jrl.algos.exploration import Exploration, Explorer, ParameterNoise, Stochastic
 from jrl.algos.observer import Observer
+from jrl.algos.optimizers import Adam, Optimizer
 from jrl.fields.bounds import NonNegativeSchedule, Positive, Unit
 from jrl.fields.data import DataSets, Fresh, Replay
 from jrl.networks import NetworkConfig
@@ -48,7 +49,7 @@ class Common:
     has_critic: ClassVar[bool] = False  # whether a critic beside the policy reads `network.value_inputs`
     in_teams: ClassVar[bool] = False  # whether it acts only for teams, see jrl.envs.team
 
-    lr: NonNegativeSchedule = 3e-4  # Adam's step size
+    lr: NonNegativeSchedule = 3e-4  # step size
     gamma: Unit = 0.99  # discount per step
     normalize_obs: bool = False  # observations to mean 0 and deviation 1 by running statistics; images stay as they are
     normalize_reward: bool = False  # divides rewards by the running deviation of the discounted return
@@ -57,6 +58,7 @@ class Common:
     max_leaf_norm: Positive | None = None  # clips the norm of each parameter array's gradient
     max_grad_value: Positive | None = None  # clips each element of the gradient
     adam_eps: Positive = 1e-8  # added to Adam's denominator
+    optimizer: Optimizer = Adam()  # direction of the steps
     exploration: Exploration = Stochastic()  # how it acts while it learns
 
     def validate(self) -> list[str]:
@@ -149,7 +151,7 @@ def make(
       networks: (cfg, observer, network) -> the algorithm's networks for observations of `observer.spec`.
       kind: kind of the output of `policy`.
       records: values that acting records in a rollout's extras.
-      flat: whether the optimizer sees one vector; see `adam`.
+      flat: whether the optimizer sees one vector; see `optimizers.make`.
     Raises:
       InputError: unsupported space, torso, exploration or loss.
     """
@@ -161,7 +163,7 @@ def make(
         parameter_noise.refuse_memory(cfg.exploration, network)
     exploration.make(cfg.exploration, spec.action, kinds=(kind,))  # only to raise its errors now
     observer = observers.make(spec, network, normalize_obs=cfg.normalize_obs, axis_name=axis_name)
-    optimizer = _optimizer(functools.partial(adam, flat=flat))
+    optimizer = _optimizer(functools.partial(optimizers.make, flat=flat))
     net = networks(cfg, observer, network)
     return Agent(spec, network, observer, net, kind, records, optimizer, axis_name, loss)
 
@@ -291,26 +293,6 @@ def _join(memory: PyTree, exploration: PyTree) -> PyTree:
 Replace = Callable[[optax.GradientTransformation], optax.GradientTransformation]
 # replaces the optimizers of algorithms that are made in this context: see `jrl.algos.gradients`
 replacement: contextvars.ContextVar[Replace | None] = contextvars.ContextVar("gradients", default=None)
-
-
-def adam(cfg: Any, *, flat: bool = True) -> optax.GradientTransformation:
-    """Returns clipping and Adam without the step size, which may be a schedule: see `descend`.
-
-    Args:
-      flat: whether to join all arrays into one vector: ten small arrays have ten times the overhead of one. Not for
-        large arrays: gathering the gradient of two stacked 256 x 256 critics takes longer than their update (8 ms and
-        4 ms on two CPU cores).
-    """
-    per_leaf = []
-    if cfg.max_grad_value is not None:
-        per_leaf.append(optax.clip(cfg.max_grad_value))
-    if cfg.max_leaf_norm is not None:
-        norm = lambda g: jnp.sqrt(jnp.sum(g**2))
-        clip = lambda g: g * jnp.minimum(1.0, cfg.max_leaf_norm / (norm(g) + 1e-6))
-        per_leaf.append(optax.stateless(lambda updates, params: jax.tree.map(clip, updates)))
-    steps = [] if cfg.max_grad_norm is None else [optax.clip_by_global_norm(cfg.max_grad_norm)]
-    steps.append(optax.scale_by_adam(eps=cfg.adam_eps))
-    return optax.chain(*per_leaf, *([optax.flatten(optax.chain(*steps))] if flat else steps))
 
 
 def _optimizer(own: Callable[[Any], optax.GradientTransformation]) -> Callable[[Any], optax.GradientTransformation]:

@@ -29,7 +29,7 @@ from jrl.algos import custom_loss, exploration, optimizers, parameter_noise, par
 from jrl.algos import observer as observers
 from jrl.algos.exploration import Exploration, Explorer, ParameterNoise, Stochastic
 from jrl.algos.observer import Observer
-from jrl.algos.optimizers import Adam, Optimizer
+from jrl.algos.optimizers import Adam, Optimizer, is_statistic
 from jrl.fields.bounds import NonNegativeSchedule, Positive, Unit
 from jrl.fields.data import DataSets, Fresh, Replay
 from jrl.networks import NetworkConfig
@@ -47,6 +47,7 @@ class Common:
     learns_from: ClassVar[type] = Fresh
     acts_in: ClassVar[Any] = Space
     has_critic: ClassVar[bool] = False  # whether a critic beside the policy reads `network.value_inputs`
+    has_learning_pass: ClassVar[bool] = False  # whether its losses support `network.dropout` and batch_renorm
     in_teams: ClassVar[bool] = False  # whether it acts only for teams, see jrl.envs.team
 
     lr: NonNegativeSchedule = 3e-4  # step size
@@ -156,14 +157,14 @@ def make(
       InputError: unsupported space, torso, exploration or loss.
     """
     parts.check_action(cfg, spec.action)
-    parts.check_critic(cfg, network)
+    parts.check_network(cfg, network)
     if loss is not None:
         registry.check_call(loss, "custom.loss", ("default", "net", "params", "batch"))
     if isinstance(cfg.exploration, ParameterNoise):
         parameter_noise.refuse_memory(cfg.exploration, network)
     exploration.make(cfg.exploration, spec.action, kinds=(kind,))  # only to raise its errors now
     observer = observers.make(spec, network, normalize_obs=cfg.normalize_obs, axis_name=axis_name)
-    optimizer = _optimizer(functools.partial(optimizers.make, flat=flat))
+    optimizer = _optimizer(functools.partial(optimizers.make, flat=flat, statistics=network.has_statistics))
     net = networks(cfg, observer, network)
     return Agent(spec, network, observer, net, kind, records, optimizer, axis_name, loss)
 
@@ -304,15 +305,30 @@ def _optimizer(own: Callable[[Any], optax.GradientTransformation]) -> Callable[[
 def descend(
     cfg: Common, agent: Agent, lr: Any, gradient: PyTree, opt_state: PyTree, params: PyTree
 ) -> tuple[PyTree, PyTree]:
-    """Makes one gradient step of size `lr`: (params, opt_state)."""
+    """Makes one gradient step of size `lr`, and adds the changes of running statistics: (params, opt_state)."""
     updates, opt_state = agent.optimizer(cfg).update(gradient, opt_state, params)
-    return optax.apply_updates(params, jax.tree.map(lambda u: -lr * u, updates)), opt_state
+    steps = jax.tree.map(lambda u: -lr * u, updates)
+    if agent.network.has_statistics:
+        steps = jax.tree.map_with_path(lambda path, u, s: u if is_statistic(path) else s, updates, steps)
+    return optax.apply_updates(params, steps), opt_state
+
+
+def dropout_keys(agent: Agent, key: Key, count: int) -> Any:
+    """Returns keys [count] for the dropout of passes, the same on all devices if `key` is; without dropout Nones."""
+    if not agent.network.drops:
+        return [None] * count
+    return jax.random.split(jax.random.fold_in(key, 0x64726F70), count)  # another stream than `key`
+
+
+def batch_rows(agent: Agent, weight: Array) -> dict[str, Array]:
+    """Returns the keyword `valid` of a network's learning pass over rows of `weight`; {} without running statistics."""
+    return {"valid": weight > 0} if agent.network.has_statistics else {}
 
 
 def epochs(
     cfg: Any,
     agent: Agent,
-    step: Callable[[PyTree, Any], tuple[PyTree, Any]],
+    step: Callable[..., tuple[PyTree, Any]],
     start: PyTree,
     take: Callable[[Array], Any],
     grid: tuple[int, int],
@@ -321,7 +337,7 @@ def epochs(
     """Makes `cfg.num_epochs` passes over a rollout, each in `cfg.num_minibatches` newly shuffled minibatches.
 
     Args:
-      step: (carry, minibatch) -> (carry, metrics).
+      step: (carry, minibatch) -> (carry, metrics); with dropout (carry, minibatch, key).
       start: initial carry.
       take: row indices [M, N / M] i32 -> minibatches with a leading axis [M].
       grid: (T, B) of the flattened N rows; T is 1 if only environments are shuffled.
@@ -332,7 +348,10 @@ def epochs(
 
     def epoch(carry, key):
         index = minibatch.shuffle(key, *grid, cfg.num_minibatches, axis_name=agent.axis_name)
-        return jax.lax.scan(step, carry, take(index))
+        if not agent.network.drops:
+            return jax.lax.scan(step, carry, take(index))
+        keys = dropout_keys(agent, key, cfg.num_minibatches)
+        return jax.lax.scan(lambda carry, x: step(carry, *x), carry, (take(index), keys))
 
     return jax.lax.scan(epoch, start, jax.random.split(key, cfg.num_epochs))
 

@@ -82,14 +82,17 @@ class RmsProp:
 Optimizer = Adam | AdamW | Muon | Sgd | RmsProp
 
 
-def make(cfg: Any, *, flat: bool = True) -> optax.GradientTransformation:
+def make(cfg: Any, *, flat: bool = True, statistics: bool = False) -> optax.GradientTransformation:
     """Returns clipping and the optimizer of a Config, whose floats may be traced, without the step size.
+
+    "Gradients" of running statistics are their changes (`networks.batch_renorm`), which the optimizer does not change.
 
     Args:
       cfg: Config of an algorithm.
       flat: whether to join all arrays into one vector: ten small arrays have ten times the overhead of one. Not for
         large arrays: gathering the gradient of two stacked 256 x 256 critics takes longer than their update (8 ms and
         4 ms on two CPU cores).
+      statistics: whether parameters contain running statistics.
     """
     per_leaf = []
     if cfg.max_grad_value is not None:
@@ -102,7 +105,18 @@ def make(cfg: Any, *, flat: bool = True) -> optax.GradientTransformation:
     steps += _direction(cfg.optimizer, cfg.adam_eps)
     flat = flat and not isinstance(cfg.optimizer, Muon)  # it needs the shapes
     decays = [] if isinstance(cfg.optimizer, Adam) else [optax.add_decayed_weights(cfg.optimizer.weight_decay, _decays)]
-    return optax.chain(*per_leaf, *([optax.flatten(optax.chain(*steps))] if flat else steps), *decays)
+    whole = optax.chain(*per_leaf, *([optax.flatten(optax.chain(*steps))] if flat else steps), *decays)
+    if not statistics:
+        return whole
+    kind = lambda params: jax.tree.map_with_path(
+        lambda path, x: "statistic" if is_statistic(path) else "learned", params
+    )
+    return optax.partition({"learned": whole, "statistic": optax.identity()}, kind)
+
+
+def is_statistic(path: tuple[Any, ...]) -> bool:
+    """Returns whether the parameter at a path is a running statistic of `networks.batch_renorm`."""
+    return _name(path).startswith("running_")
 
 
 def _direction(optimizer: Optimizer, adam_eps: Any) -> list[optax.GradientTransformation]:
@@ -121,8 +135,12 @@ def _direction(optimizer: Optimizer, adam_eps: Any) -> list[optax.GradientTransf
     return [optax.scale_by_adam(b1=optimizer.b1, b2=optimizer.b2, eps=eps)]
 
 
+def _name(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path[-1:], simple=True)
+
+
 def _is_kernel(path: tuple[Any, ...]) -> bool:
-    return jax.tree_util.keystr(path[-1:], simple=True).endswith("kernel")
+    return _name(path).endswith("kernel")
 
 
 def _decays(params: PyTree) -> PyTree:

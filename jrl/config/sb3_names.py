@@ -16,7 +16,7 @@ ALGORITHMS = {
     "es": _SEARCH,
     "her": "jrl does not replay goals: give a reward that grows towards the goal, to --algo sac",
     "tqc": "jrl does not have it: the nearest is --algo sac --set algo.num_critics=5 --set algo.target_critics=2",
-    "crossq": "jrl does not have it: the nearest is --algo sac --set network.critic_layer_norm=true",
+    "crossq": "jrl does not have it: the nearest is --algo sac --set network.critic_norm=layer",
     "redq": "it is sac with many critics: --algo sac --set algo.num_critics=10 --set algo.target_critics=2",
     "reinforce": _GRADIENT,
     "pg": _GRADIENT,

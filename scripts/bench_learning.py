@@ -86,7 +86,7 @@ _TD3_BC_CHEETAH = (*_CHEETAH, "algo.bc_alpha=2.5", "algo.lr=3e-4", "algo.tau=0.0
 _REBRAC_CHEETAH = (*_CHEETAH, "algo.tau=0.02", "stop.updates=30000")
 # a policy that begins as the data's, values that do not reach beyond the data, and steps that become smaller
 _CQL_CHEETAH = (
-    *_CHEETAH, "network.critic_layer_norm=true", "algo.gamma=0.99", "algo.cql_weight=0.1", "algo.ent_coef=0.02",
+    *_CHEETAH, "network.critic_norm=layer", "algo.gamma=0.99", "algo.cql_weight=0.1", "algo.ent_coef=0.02",
     "algo.ent_coef_lr=3e-4", "algo.lr=[[0, 1e-3], [15000, 0]]", "algo.actor_lr=[[0, 1e-3], [15000, 0]]",
     "algo.bc_updates=2500", "replay.batch_size=256", "data.reward.scale=0.1", "evaluation.every=5000",
     "stop.updates=15000",

@@ -153,7 +153,7 @@ ALGOS: dict[str, dict[str, Any]] = {
 _ALL = {
     "env": {"backend": "jax"},
     # what comes from an image is larger than the rest of an observation, and steps are large
-    "network": {"hidden": [32], "activation": "relu", "layer_norm": True},
+    "network": {"hidden": [32], "activation": "relu", "norm": "layer"},
     "devices": {"learners": [0]},
     "run": {"log": [], "stall_seconds": None},
 }

@@ -77,7 +77,7 @@ FEATURES: dict[str, list[Feature]] = {
         works("`model`", "[networks](networks.md)", puts("training", "model", _MODEL, "network.hidden", [32])),
         differs("`model`: `conv_filters`", "a CNN is `model={'torso': ...}`: one of three, or one of your own",
             refuses("training", model={"conv_filters": [[16, [4, 4], 2]]})),
-        differs("`optimizer`", "Adam: `lr`, `adam_eps`, three kinds of clipping", takes("training",
+        differs("`optimizer`", "`algo.optimizer`, `lr`, `adam_eps`, three kinds of clipping", takes("training",
             optimizer={"epsilon": 1e-5})),
         works("`horizon`, `soft_horizon`, `no_done_at_end`", "the same", puts("environment", "horizon",
             50, "env.horizon")),

@@ -50,7 +50,7 @@ from typing import Any
 
 from jrl import registry
 from jrl.errors import InputError, short
-from jrl.fields.data import DataSets, Replay, learns_from, traits
+from jrl.fields.data import DataSets, Fresh, Replay, learns_from, traits
 from jrl.fields.hyper import NetworkConfig
 
 _MODULES = {
@@ -151,14 +151,40 @@ def check(name: str, cfg: Any, algo: Any) -> None:
 
 def critic_faults(cfg: Any, network: NetworkConfig) -> list[str]:
     """Returns one message per critic option of the network (such as `value_inputs`) that an algorithm cannot use."""
-    used = [name for name in ("value_inputs", "critic_layer_norm") if getattr(network, name)]
-    used += ["critic_hidden"] if network.critic_hidden is not None else []
+    used = ["value_inputs"] if network.value_inputs else []
+    used += [name for name in ("critic_norm", "critic_dropout", "critic_hidden") if getattr(network, name) is not None]
     if not used or traits(cfg).has_critic:
         return network.sharing_faults()
     name = type(cfg).__module__.rpartition(".")[2]
     others = [other for other in names() if traits(get_config_class(other)).has_critic]
     instead = either(alike(cfg, others))
     return [f"network.{key}: {name} has no critic beside its policy: use {instead}, or leave this out" for key in used]
+
+
+def regularization_faults(cfg: Any, network: NetworkConfig) -> list[str]:
+    """Returns one message per key of dropout or batch_renorm that an algorithm cannot use."""
+    keys = [name for name in ("norm", "critic_norm") if getattr(network, name) == "batch_renorm"]
+    name, dropout = (
+        type(cfg).__module__.rpartition(".")[2],
+        [k for k in ("dropout", "critic_dropout") if getattr(network, k)],
+    )
+    if not traits(cfg).has_learning_pass:
+        others = [other for other in names() if traits(get_config_class(other)).has_learning_pass]
+        fix = f"use {either(others)}, or leave it out"
+        return [f"network.{key}: {name} supports neither dropout nor batch_renorm: {fix}" for key in keys + dropout]
+    faults = []
+    if keys and network.recurrent:
+        faults.append(
+            "expected none or layer for a network with memory, got batch_renorm: set network.core.name to none"
+        )
+    if keys and getattr(cfg, "conservative", False):
+        faults.append("CQL compares actions outside of the batch, whose statistics batch_renorm lacks: set it to layer")
+    if "norm" in keys and learns_from(cfg) is Fresh:
+        faults.append(
+            f"{name} divides probabilities of learning by those of acting, which batch_renorm makes different: set "
+            "network.critic_norm instead"
+        )
+    return [f"network.{keys[0]}: {fault}" for fault in faults]
 
 
 def alike(cfg: Any, others: Iterable[str]) -> list[str]:

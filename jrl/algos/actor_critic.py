@@ -23,7 +23,8 @@ class ActorCritic(NamedTuple):
     """Policy and value on one set of parameters. With a core they read a Window [N, L], with results [N, L]."""
 
     init: Callable[[Key], PyTree]  # key -> params
-    apply: Callable[[PyTree, PyTree], tuple[Any, Array]]  # (params, obs[..., *]) -> (distribution [...], value [...])
+    # (params, obs[..., *], key=None, valid=None) -> (distribution [...], value [...]); keywords: see `networks.Network`
+    apply: Callable[..., tuple[Any, Array]]
     value: Callable[[PyTree, PyTree], Array]  # (params, obs[..., *]) -> [...]
     carry: Callable[[int], PyTree]  # batch_size -> recurrent state [B, ...] at an episode's start; () without a core
     step: Callable[[PyTree, PyTree, PyTree], tuple[Any, Array, PyTree]]  # (params, obs [B, *], carry) -> ..., carry
@@ -88,8 +89,8 @@ def make(spec: EnvSpec, cfg: NetworkConfig, mask: Callable[[PyTree], Array | Non
     def init(key):
         return head.with_std(dict(network.init(key)))
 
-    def apply(params, obs):
-        outputs, value = network.apply(params, obs, "policy", "value")
+    def apply(params, obs, **learning):
+        outputs, value = network.apply(params, obs, "policy", "value", **learning)
         return distribution(params, outputs, obs), value[..., 0]
 
     def value(params, obs):

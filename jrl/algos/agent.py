@@ -25,10 +25,11 @@ import optax
 from flax import struct
 
 from jrl import registry, spaces
-from jrl.algos import custom_loss, exploration, parameter_noise, parts, sequences
+from jrl.algos import custom_loss, exploration, optimizers, parameter_noise, parts, sequences
 from jrl.algos import observer as observers
 from jrl.algos.exploration import Exploration, Explorer, ParameterNoise, Stochastic
 from jrl.algos.observer import Observer
+from jrl.algos.optimizers import Adam, Optimizer, is_statistic
 from jrl.fields.bounds import NonNegativeSchedule, Positive, Unit
 from jrl.fields.data import DataSets, Fresh, Replay
 from jrl.networks import NetworkConfig
@@ -46,9 +47,10 @@ class Common:
     learns_from: ClassVar[type] = Fresh
     acts_in: ClassVar[Any] = Space
     has_critic: ClassVar[bool] = False  # whether a critic beside the policy reads `network.value_inputs`
+    has_learning_pass: ClassVar[bool] = False  # whether its losses support `network.dropout` and batch_renorm
     in_teams: ClassVar[bool] = False  # whether it acts only for teams, see jrl.envs.team
 
-    lr: NonNegativeSchedule = 3e-4  # Adam's step size
+    lr: NonNegativeSchedule = 3e-4  # step size
     gamma: Unit = 0.99  # discount per step of the environment
     normalize_obs: bool = False  # observations to mean 0 and deviation 1 by running statistics; images stay as they are
     normalize_reward: bool = False  # divides rewards by the running deviation of the discounted return
@@ -57,6 +59,7 @@ class Common:
     max_leaf_norm: Positive | None = None  # clips the norm of each parameter array's gradient
     max_grad_value: Positive | None = None  # clips each element of the gradient
     adam_eps: Positive = 1e-8  # added to Adam's denominator
+    optimizer: Optimizer = Adam()  # direction of the steps
     exploration: Exploration = Stochastic()  # how it acts while it learns
 
     def validate(self) -> list[str]:
@@ -149,19 +152,19 @@ def make(
       networks: (cfg, observer, network) -> the algorithm's networks for observations of `observer.spec`.
       kind: kind of the output of `policy`.
       records: values that acting records in a rollout's extras.
-      flat: whether the optimizer sees one vector; see `adam`.
+      flat: whether the optimizer sees one vector; see `optimizers.make`.
     Raises:
       InputError: unsupported space, torso, exploration or loss.
     """
     parts.check_action(cfg, spec.action)
-    parts.check_critic(cfg, network)
+    parts.check_network(cfg, network)
     if loss is not None:
         registry.check_call(loss, "custom.loss", ("default", "net", "params", "batch"))
     if isinstance(cfg.exploration, ParameterNoise):
         parameter_noise.refuse_memory(cfg.exploration, network)
     exploration.make(cfg.exploration, spec.action, kinds=(kind,))  # only to raise its errors now
     observer = observers.make(spec, network, normalize_obs=cfg.normalize_obs, axis_name=axis_name)
-    optimizer = _optimizer(functools.partial(adam, flat=flat))
+    optimizer = _optimizer(functools.partial(optimizers.make, flat=flat, statistics=network.has_statistics))
     net = networks(cfg, observer, network)
     return Agent(spec, network, observer, net, kind, records, optimizer, axis_name, loss)
 
@@ -293,26 +296,6 @@ Replace = Callable[[optax.GradientTransformation], optax.GradientTransformation]
 replacement: contextvars.ContextVar[Replace | None] = contextvars.ContextVar("gradients", default=None)
 
 
-def adam(cfg: Any, *, flat: bool = True) -> optax.GradientTransformation:
-    """Returns clipping and Adam without the step size, which may be a schedule: see `descend`.
-
-    Args:
-      flat: whether to join all arrays into one vector: ten small arrays have ten times the overhead of one. Not for
-        large arrays: gathering the gradient of two stacked 256 x 256 critics takes longer than their update (8 ms and
-        4 ms on two CPU cores).
-    """
-    per_leaf = []
-    if cfg.max_grad_value is not None:
-        per_leaf.append(optax.clip(cfg.max_grad_value))
-    if cfg.max_leaf_norm is not None:
-        norm = lambda g: jnp.sqrt(jnp.sum(g**2))
-        clip = lambda g: g * jnp.minimum(1.0, cfg.max_leaf_norm / (norm(g) + 1e-6))
-        per_leaf.append(optax.stateless(lambda updates, params: jax.tree.map(clip, updates)))
-    steps = [] if cfg.max_grad_norm is None else [optax.clip_by_global_norm(cfg.max_grad_norm)]
-    steps.append(optax.scale_by_adam(eps=cfg.adam_eps))
-    return optax.chain(*per_leaf, *([optax.flatten(optax.chain(*steps))] if flat else steps))
-
-
 def _optimizer(own: Callable[[Any], optax.GradientTransformation]) -> Callable[[Any], optax.GradientTransformation]:
     """Returns the function from Config to optimizer, or its replacement by `jrl.algos.gradients`."""
     wrap = replacement.get()
@@ -322,15 +305,30 @@ def _optimizer(own: Callable[[Any], optax.GradientTransformation]) -> Callable[[
 def descend(
     cfg: Common, agent: Agent, lr: Any, gradient: PyTree, opt_state: PyTree, params: PyTree
 ) -> tuple[PyTree, PyTree]:
-    """Makes one gradient step of size `lr`: (params, opt_state)."""
+    """Makes one gradient step of size `lr`, and adds the changes of running statistics: (params, opt_state)."""
     updates, opt_state = agent.optimizer(cfg).update(gradient, opt_state, params)
-    return optax.apply_updates(params, jax.tree.map(lambda u: -lr * u, updates)), opt_state
+    steps = jax.tree.map(lambda u: -lr * u, updates)
+    if agent.network.has_statistics:
+        steps = jax.tree.map_with_path(lambda path, u, s: u if is_statistic(path) else s, updates, steps)
+    return optax.apply_updates(params, steps), opt_state
+
+
+def dropout_keys(agent: Agent, key: Key, count: int) -> Any:
+    """Returns keys [count] for the dropout of passes, the same on all devices if `key` is; without dropout Nones."""
+    if not agent.network.drops:
+        return [None] * count
+    return jax.random.split(jax.random.fold_in(key, 0x64726F70), count)  # another stream than `key`
+
+
+def batch_rows(agent: Agent, weight: Array) -> dict[str, Array]:
+    """Returns the keyword `valid` of a network's learning pass over rows of `weight`; {} without running statistics."""
+    return {"valid": weight > 0} if agent.network.has_statistics else {}
 
 
 def epochs(
     cfg: Any,
     agent: Agent,
-    step: Callable[[PyTree, Any], tuple[PyTree, Any]],
+    step: Callable[..., tuple[PyTree, Any]],
     start: PyTree,
     take: Callable[[Array], Any],
     grid: tuple[int, int],
@@ -339,7 +337,7 @@ def epochs(
     """Makes `cfg.num_epochs` passes over a rollout, each in `cfg.num_minibatches` newly shuffled minibatches.
 
     Args:
-      step: (carry, minibatch) -> (carry, metrics).
+      step: (carry, minibatch) -> (carry, metrics); with dropout (carry, minibatch, key).
       start: initial carry.
       take: row indices [M, N / M] i32 -> minibatches with a leading axis [M].
       grid: (T, B) of the flattened N rows; T is 1 if only environments are shuffled.
@@ -350,7 +348,10 @@ def epochs(
 
     def epoch(carry, key):
         index = minibatch.shuffle(key, *grid, cfg.num_minibatches, axis_name=agent.axis_name)
-        return jax.lax.scan(step, carry, take(index))
+        if not agent.network.drops:
+            return jax.lax.scan(step, carry, take(index))
+        keys = dropout_keys(agent, key, cfg.num_minibatches)
+        return jax.lax.scan(lambda carry, x: step(carry, *x), carry, (take(index), keys))
 
     return jax.lax.scan(epoch, start, jax.random.split(key, cfg.num_epochs))
 

@@ -44,7 +44,8 @@ class PolicyHeads(NamedTuple):
     """A network whose output is a distribution, actions [N, *] or values [N]; for a Window [N, L, *]."""
 
     init: Callable[[Key], PyTree]  # key -> params
-    apply: Callable[[PyTree, PyTree], Any]  # (params, obs [N, *] or Window) -> output
+    # (params, obs [N, *] or Window, key=None, valid=None) -> output; keywords as for `networks.Network`
+    apply: Callable[..., Any]
     carry: Callable[[int], PyTree]  # batch size -> memory at an episode's start [B, ...]; () without a core
     step: Callable[[PyTree, PyTree, PyTree], tuple[Any, PyTree]]  # (params, obs [B, *], carry) -> (output, carry)
     unroll: Callable[[PyTree, Window], tuple[Any, PyTree]]  # (params, Window) -> (anything, the memory after it)
@@ -64,8 +65,8 @@ def policy_of(
       own_params: initial parameters of the network -> these with parameters that only `output` reads.
     """
 
-    def apply(params, obs):
-        return output(params, network.apply(params, obs, head)[0], obs)
+    def apply(params, obs, **learning):
+        return output(params, network.apply(params, obs, head, **learning)[0], obs)
 
     def step(params, obs, carry):
         (outputs,), carry = network.step(params, obs, carry, head)
@@ -222,9 +223,13 @@ def policy_reads(policy: PolicyHeads, params: PyTree, obs: PyTree, steps: int) -
     return sequences.warm_up(policy.unroll, jax.lax.stop_gradient(params), obs, steps)
 
 
-def policy_output(agent: Agent, params: PyTree, obs: PyTree, steps: int) -> Any:
-    """Returns the policy's output for observations [N, *]; for a Window [N, L, *] after its first `steps` rows."""
-    return agent.net.policy.apply(params, policy_reads(agent.net.policy, params, obs, steps))
+def policy_output(agent: Agent, params: PyTree, obs: PyTree, steps: int, **learning: Any) -> Any:
+    """Returns the policy's output for observations [N, *]; for a Window [N, L, *] after its first `steps` rows.
+
+    Args:
+      learning: keywords `key` and `valid` of `networks.Network`, in the policy's loss.
+    """
+    return agent.net.policy.apply(params, policy_reads(agent.net.policy, params, obs, steps), **learning)
 
 
 def critics_read(critic: Critics, params: PyTree, obs: PyTree, steps: int) -> PyTree:
@@ -243,11 +248,16 @@ def values_read(value: PolicyHeads, params: PyTree, obs: PyTree, steps: int) -> 
     return policy_reads(value, params, replace(obs, carry=value.carry(obs.reset.shape[0])), steps)
 
 
-def q_taken(agent: Agent, critic_params: PyTree, batch: Batch) -> Array:
-    """Returns the critics' values of the recorded actions [C, N] or [C, N, L]."""
+def q_taken(agent: Agent, critic_params: PyTree, batch: Batch, *, key: Key | None = None) -> Array:
+    """Returns the critics' values of the recorded actions [C, N] or [C, N, L], in a learning pass.
+
+    Args:
+      key: key of dropout; None: no dropout.
+    """
+    apply = functools.partial(agent.net.critic.apply, key=key, **agents.batch_rows(agent, batch.weight))
     if isinstance(agent.spec.action, Discrete):
-        return select_taken(agent.spec.action, agent.net.critic.apply(critic_params, batch.obs), batch)
-    return agent.net.critic.apply(critic_params, batch.obs, batch.action)
+        return select_taken(agent.spec.action, apply(critic_params, batch.obs), batch)
+    return apply(critic_params, batch.obs, batch.action)
 
 
 def select_taken(space: Discrete, q: Array, batch: Batch) -> Array:

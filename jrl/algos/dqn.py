@@ -76,6 +76,7 @@ class QLearning(Common):
 
     learns_from: ClassVar[type] = Replay
     acts_in: ClassVar[Any] = Discrete
+    has_learning_pass: ClassVar[bool] = True
 
     lr: NonNegativeSchedule = 5e-4
     double: bool = False  # the online network picks the next action
@@ -168,7 +169,7 @@ class Reading(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """Keys of each use of a network, for noisy layers; None without noise."""
+    """Keys of each use of a network, for noisy layers and dropout; None without both."""
 
     target: Key | None = None
     chooser: Key | None = None
@@ -205,9 +206,16 @@ def combine_heads(cfg: QLearning, agent: Agent, heads: Any, mask: Array | None) 
     return value[:, None] + advantage - jnp.mean(advantage, 1, keepdims=True, where=allowed)
 
 
-def network_outputs(cfg: QLearning, agent: Agent, params: PyTree, obs: PyTree, key: Key | None = None) -> Array:
-    """Returns outputs [M, ...] for observations or a Window; `key` draws the noise, None: no noise."""
-    return cfg.reading().outputs(cfg, agent, agent.net.apply(params, obs, key=key), agent.observer.mask(obs))
+def network_outputs(
+    cfg: QLearning, agent: Agent, params: PyTree, obs: PyTree, key: Key | None = None, **rows: Array
+) -> Array:
+    """Returns outputs [M, ...] for observations or a Window.
+
+    Args:
+      key: key of noise and dropout; None: neither.
+      rows: result of `agent.batch_rows` in a learning pass.
+    """
+    return cfg.reading().outputs(cfg, agent, agent.net.apply(params, obs, key=key, **rows), agent.observer.mask(obs))
 
 
 def q_values(cfg: QLearning, agent: Agent, params: PyTree, obs: PyTree) -> Array:
@@ -331,7 +339,7 @@ def loss(
     action = batch.action.reshape(weight.size, *batch.action.shape[weight.ndim :])
     target = batch.target.reshape(weight.size, -1)
     by_row = lambda x: x.reshape(weight.shape)
-    every = network_outputs(cfg, agent, params, batch.obs, key)
+    every = network_outputs(cfg, agent, params, batch.obs, key, **agents.batch_rows(agent, weight))
     outputs = cfg.reading().taken(cfg, agent, every, action)
     distance = by_row(head.loss(outputs, target))
     mean = lambda x: jnp.mean(weight * x)
@@ -355,7 +363,7 @@ def update(
     cfg: QLearning, agent: Agent, state: State, batch: Batch | SequenceBatch, key: Key
 ) -> tuple[State, UpdateAux]:
     """Makes one gradient step, then moves the target network if it is due."""
-    keys = Keys(*jax.random.split(key, 3)) if cfg.draws else Keys()
+    keys = Keys(*jax.random.split(key, 3)) if cfg.draws or agent.network.drops else Keys()
     if isinstance(batch, SequenceBatch):
         td_batch = batch_from_sequences(cfg, agent, state, sequences.without_masked(batch), keys)
     else:

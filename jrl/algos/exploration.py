@@ -99,7 +99,7 @@ class ParameterNoiseQ:
     The noise is scaled so that the perturbed policy is as far from the unperturbed one as epsilon-greedy is from greedy
     (KL of softmax policies, appendix C.1). The same noise has different effects on different layers, so the paper
     normalises
-    between layers: use `network.layer_norm`. Parameters of normalisation layers get no noise.
+    between layers: use `network.norm: layer`. Parameters of normalisation layers get no noise.
     """
 
     name: Literal["parameter_noise"] = "parameter_noise"
@@ -117,7 +117,7 @@ class ParameterNoiseAction:
     """The action of parameters with adaptive normal noise (arXiv:1706.01905).
 
     The noise is scaled so that perturbed and unperturbed actions differ by `target_std`, root mean square (appendix
-    C.1). `network.layer_norm` equalises the effect of the noise on each layer, as in the paper; the parameters of
+    C.1). `network.norm: layer` equalises the effect of the noise on each layer, as in the paper; the parameters of
     normalisation layers get no noise.
     """
 

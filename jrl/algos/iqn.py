@@ -79,8 +79,8 @@ def networks(cfg: Config, observer: Observer, network: NetworkConfig) -> Network
         both = jnp.concatenate([q, jnp.broadcast_to(levels[None, None], q.shape)], -1)
         return (both.reshape(*embedding.shape[:-1], -1),)
 
-    def apply(params, obs, *names, key=None):
-        return quantiles(params, base.apply(params["base"], obs)[0], key)
+    def apply(params, obs, *names, key=None, **rows):
+        return quantiles(params, base.apply(params["base"], obs, key=key if network.drops else None, **rows)[0], key)
 
     def step(params, obs, carry, *names, key=None):
         (embedding,), carry = base.step(params["base"], obs, carry)

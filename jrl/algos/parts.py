@@ -149,7 +149,7 @@ def check_action(cfg: Any, space: Space) -> None:
     raise InputError(f"{name_of(cfg)} needs a {' or '.join(names)} action space, not {space}: {fix}")
 
 
-def check_critic(cfg: Any, network: NetworkConfig) -> None:
-    """Raises InputError if the algorithm of `cfg` has no critic for the network's critic options."""
-    if errors := algos.critic_faults(cfg, network):
+def check_network(cfg: Any, network: NetworkConfig) -> None:
+    """Raises InputError if the algorithm of `cfg` does not support options of the network."""
+    if errors := algos.critic_faults(cfg, network) + algos.regularization_faults(cfg, network):
         raise InputError(*errors)

@@ -36,6 +36,7 @@ class ClippedSteps(Common):
     """Hyper-parameters of PPO's gradient steps; a Schedule is a number or `[[env_steps, value], ...]`."""
 
     has_critic: ClassVar[bool] = True
+    has_learning_pass: ClassVar[bool] = True
 
     clip_eps: NonNegativeSchedule = 0.2  # the probability ratio is clipped to [1 - clip_eps, 1 + clip_eps]
     value_clip_eps: Positive | None = None  # clips the change of the value, too; null: no clipping
@@ -115,6 +116,7 @@ def loss(
     ent_coef: Any,
     kl_coef: Any,
     policy_coef: Any = None,
+    key: Key | None = None,
 ) -> tuple[Array, Metrics]:
     """Returns the clipped surrogate + vf_coef value loss - ent_coef entropy + kl_coef KL, the mean over Rows [N].
 
@@ -125,8 +127,9 @@ def loss(
       rows: result of `targets` and `measured`.
       clip_eps, ent_coef, kl_coef: scalars, the present values.
       policy_coef: weight of all terms but the value loss, 0 while the policy does not learn; None: 1.
+      key: key of dropout; None: no dropout.
     """
-    dist, value = agent.net.apply(params, rows.obs)
+    dist, value = agent.net.apply(params, rows.obs, key=key, **agents.batch_rows(agent, rows.weight))
     # masked rows get ratio 1 before exp: weight 0 would not remove an overflow
     log_prob = jnp.where(rows.weight > 0, dist.log_prob(rows.action), rows.log_prob)
     mean = lambda x: jnp.mean(rows.weight * x)
@@ -198,12 +201,11 @@ def improve(
         start_opt_state = reset_optimizer(cfg, agent, state)
     # metrics that the update depends on
     deciding = [("policy/approx_kl", cfg.target_kl), ("policy/kl", cfg.kl_target)]
-    rows_loss = custom_loss.over_rows(
-        agent.loss, own, agent.net, metrics=[name for name, limit in deciding if limit is not None]
-    )
+    names = [name for name, limit in deciding if limit is not None]
 
-    def step(carry, batch: Rows):
+    def step(carry, batch: Rows, key: Key | None = None):
         params, opt_state, stopped = carry
+        rows_loss = custom_loss.over_rows(agent.loss, functools.partial(own, key=key), agent.net, metrics=names)
         gradient, metrics = agents.mean_gradient(agent, rows_loss, params, batch, chunk)
         new_params, new_opt_state = agents.descend(cfg, agent, lr, gradient, opt_state, params)
         if cfg.target_kl is not None:

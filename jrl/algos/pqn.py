@@ -5,7 +5,7 @@
     out = algo.act(algo.actor(state), obs, algo.carry(batch_size), key)    # out.action [B], out.extras: value
     state, aux = jax.jit(algo.update)(state, rollout, key)                 # rollout: jrl.types.Rollout [T, B]
 
-Layer norm makes Q-learning stable here (`network.layer_norm`, on in DEFAULT_NETWORK); without it, it may diverge. The
+Layer norm makes Q-learning stable here (`network.norm: layer`, on in DEFAULT_NETWORK); without it, it may diverge. The
 targets are Peng's Q(lambda): lambda-returns with the values max_a Q from acting. The optimizer is Adam; the paper's
 RAdam was not better on CartPole. Gradients and statistics are reduced over `make(..., axis_name="d")`; float
 hyper-parameters are leaves of Config and can be vmapped.
@@ -53,7 +53,7 @@ from jrl.types import (
     hyperparams,
 )
 
-DEFAULT_NETWORK = NetworkConfig(hidden=(128, 128), activation="relu", layer_norm=True)
+DEFAULT_NETWORK = NetworkConfig(hidden=(128, 128), activation="relu", norm="layer")
 
 
 @hyperparams

@@ -66,6 +66,7 @@ class Config(Common):
     learns_from: ClassVar[type] = Replay
     acts_in: ClassVar[Any] = Discrete | Box
     has_critic: ClassVar[bool] = True
+    has_learning_pass: ClassVar[bool] = True
 
     actor_lr: NonNegativeSchedule | None = None  # step size of the policy; null: lr
     ent_coef_lr: NonNegativeSchedule | None = None  # step size of the temperature; null: lr
@@ -139,7 +140,14 @@ def ent_coef_at(cfg: Config, state: State) -> Array:
 
 
 def under_policy(
-    agent: Agent, dist: Any, critic_params: PyTree, obs: PyTree, noise: Any, over: Callable, burn_in: int
+    agent: Agent,
+    dist: Any,
+    critic_params: PyTree,
+    obs: PyTree,
+    noise: Any,
+    over: Callable,
+    burn_in: int,
+    key: Key | None = None,
 ) -> tuple[Any, Any]:
     """Returns Q and log pi [N] of a sampled action, or exact expectations for Discrete actions; [N, L] of Windows.
 
@@ -148,6 +156,7 @@ def under_policy(
       noise: standard normal numbers for the sample; None for Discrete actions.
       over: reduction of the critics' values [C, ...] along axis 0, such as jnp.min.
       burn_in: rows of a Window that only restore the memory.
+      key: key of the critics' dropout; None: no dropout.
     """
     critic = agent.net.critic
     obs = critics.critics_read(critic, critic_params, obs, burn_in)
@@ -155,23 +164,25 @@ def under_policy(
         # actions that are not allowed have probability exactly 0; all other numbers are finite
         log_prob = jax.nn.log_softmax(dist.logits)
         prob = jnp.exp(log_prob)
-        q = over(critic.apply(critic_params, obs), 0)
+        q = over(critic.apply(critic_params, obs, key=key), 0)
         return jnp.sum(prob * q, -1), jnp.sum(prob * log_prob, -1)
     action, log_prob = dist.from_noise(noise)
-    return over(critic.apply(critic_params, obs, action), 0), log_prob
+    return over(critic.apply(critic_params, obs, action, key=key), 0), log_prob
 
 
-def q_taken_and_gap(cfg: Config, agent: Agent, state: State, critic_params: PyTree, batch: Batch):
+def q_taken_and_gap(
+    cfg: Config, agent: Agent, state: State, critic_params: PyTree, batch: Batch, *, key: Key | None = None
+):
     """Returns `q_taken`, and CQL's term with its metrics: (values, penalty [], metrics)."""
     weight, space = conservative.weight_of(cfg, state.params), agent.spec.action
     if isinstance(space, Discrete):
-        q = agent.net.critic.apply(critic_params, batch.obs)
+        q = agent.net.critic.apply(critic_params, batch.obs, key=key)
         values = select_taken(space, q, batch)
         mask = agent.observer.mask(batch.obs)
         each = conservative.soft_maximum_over_actions(q, mask, cfg.cql_temperature)
         soft: Array = jnp.mean(batch.weight * each.sum(0))
     else:
-        values = q_taken(agent, critic_params, batch)
+        values = q_taken(agent, critic_params, batch, key=key)
         soft = conservative.soft_maximum(agent, critic_params, batch, cfg.cql_temperature)
     return values, *conservative.penalty(weight, soft, values, batch.weight)
 
@@ -192,7 +203,7 @@ def target_entropy(cfg: Config, agent: Agent, batch: Batch) -> Any:
 
 
 def critic_step(
-    cfg: Config, agent: Agent, state: State, batch: Batch, noise: Any, key: Key
+    cfg: Config, agent: Agent, state: State, batch: Batch, noise: Any, key: Key, drops: Any
 ) -> tuple[State, Metrics, Array]:
     """Makes a step of the critics towards reward + discount (min Q(next_obs, action) - ent_coef log pi).
 
@@ -201,11 +212,12 @@ def critic_step(
     Args:
       noise: noise of the next actions, see `under_policy`.
       key: PRNG key of the target's subset of critics and of CQL's samples.
+      drops: keys of dropout in the target and in the loss.
     Returns:
       State, metrics, and priority [N].
     """
     space, there = agent.spec.action, None
-    taken = functools.partial(q_taken, agent)
+    taken = functools.partial(q_taken, agent, key=drops[1])
     target_critic = state.target_params["critic"]
     if cfg.target_critics is not None:
         some = random.permutation(key, cfg.num_critics)[: cfg.target_critics]
@@ -214,7 +226,7 @@ def critic_step(
     actor = functools.partial(critics.policy_output, agent, state.params["actor"])
     dist = actor(batch.next_obs, burn_in)
     if cfg.conservative:
-        taken = functools.partial(q_taken_and_gap, cfg, agent, state)
+        taken = functools.partial(q_taken_and_gap, cfg, agent, state, key=drops[1])
         if isinstance(space, Box):
             there_key, here_key = jax.random.split(key)
             there = conservative.sampled(dist, cfg.cql_actions, there_key, agent.axis_name)
@@ -223,7 +235,7 @@ def critic_step(
     if cfg.cql_max_q_backup and there is not None:
         q, log_prob = conservative.best(agent, target_critic, batch.next_obs, there, burn_in)
     else:
-        q, log_prob = under_policy(agent, dist, target_critic, batch.next_obs, noise, jnp.min, burn_in)
+        q, log_prob = under_policy(agent, dist, target_critic, batch.next_obs, noise, jnp.min, burn_in, drops[0])
     soft = q if cfg.deterministic_backup else q - ent_coef_at(cfg, state) * log_prob
     target = batch.reward + batch.discount * critics.select_following(batch, soft)
     batch = replace(batch, obs=critics.critics_read(agent.net.critic, params, batch.obs, burn_in))
@@ -236,15 +248,21 @@ def critic_step(
     return state, metrics, priority
 
 
-def policy_step(cfg: Config, agent: Agent, state: State, batch: Batch, noise: Any) -> State:
-    """Makes a step of the policy (eq. 9; first `bc_updates` of cloning) and of the temperature (eq. 18)."""
+def policy_step(cfg: Config, agent: Agent, state: State, batch: Batch, noise: Any, key: Key | None) -> State:
+    """Makes a step of the policy (eq. 9; first `bc_updates` of cloning) and of the temperature (eq. 18).
+
+    Args:
+      noise: noise of the actions, see `under_policy`.
+      key: key of dropout in policy and critics; None: no dropout.
+    """
     ent_coef, burn_in = ent_coef_at(cfg, state), critics.burn_in(batch)
     over = jnp.mean if cfg.actor_q == "mean" else jnp.min
     mean = lambda x: jnp.mean(batch.weight * x)
 
     def policy_loss(actor_params):
-        dist = critics.policy_output(agent, actor_params, batch.obs, burn_in)
-        q, log_prob = under_policy(agent, dist, state.params["critic"], batch.obs, noise, over, burn_in)
+        learning = {"key": key, **agents.batch_rows(agent, batch.weight)}
+        dist = critics.policy_output(agent, actor_params, batch.obs, burn_in, **learning)
+        q, log_prob = under_policy(agent, dist, state.params["critic"], batch.obs, noise, over, burn_in, key)
         if cfg.bc_updates:
             q = jnp.where(state.updates <= cfg.bc_updates, dist.log_prob(batch.action), q)
         return mean(ent_coef * log_prob - q), (mean(log_prob), mean(log_prob + target_entropy(cfg, agent, batch)))
@@ -266,9 +284,10 @@ def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch
     noise: Any = (None, None)
     if isinstance(agent.spec.action, Box):
         noise = critics.two_noises(noise_key, batch, agent.spec.action.shape, agent.axis_name)
-    state, metrics, priority = critic_step(cfg, agent, state, batch, noise[0], choice_key)
+    *critic_drops, policy_drop = agents.dropout_keys(agent, key, 3)
+    state, metrics, priority = critic_step(cfg, agent, state, batch, noise[0], choice_key, critic_drops)
     state = replace(state, updates=state.updates + 1)
-    improve = lambda state: policy_step(cfg, agent, state, batch, noise[1])
+    improve = lambda state: policy_step(cfg, agent, state, batch, noise[1], policy_drop)
     state = parts.every(cfg.policy_every, state, lambda state: parts.after(cfg.policy_after, state, improve))
     target = parts.moved(state.target_params["critic"], state.params["critic"], cfg.tau)
     state = replace(state, target_params={"critic": target})

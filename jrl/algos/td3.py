@@ -16,7 +16,7 @@ a data set. Two options keep the policy near the actions a of the data, at obser
 
 with the target policy's noisy action a', and b from `types.NEXT_ACTION`, which replay provides if the Config `reads`
 it. The last step of an episode has no next action and no penalty. ReBRAC also has layer norm in its critics:
-`network.critic_layer_norm`.
+`network.critic_norm: layer`.
 
 With memory (`network.core`) it learns from a SequenceBatch. Both policies start from the acting memory, the critics
 from the memory of an episode's start; all run over the K burn-in rows before the loss. Gradients and metrics are
@@ -69,6 +69,7 @@ class Config(Common):
     learns_from: ClassVar[type] = Replay
     acts_in: ClassVar[Any] = Box
     has_critic: ClassVar[bool] = True
+    has_learning_pass: ClassVar[bool] = True
 
     actor_lr: NonNegativeSchedule | None = None  # step size of the policy; null: lr
     tau: Share = 0.005  # step size of the target networks, with each step of the policy
@@ -118,13 +119,18 @@ def init(cfg: Config, agent: Agent, key: Key) -> State:
     return agents.begin(cfg, agent, key, params, target_params=params, by_part=True, policy_loss=jnp.zeros(()))
 
 
-def target_of(cfg: Config, agent: Agent, state: State, batch: Batch, key: Key) -> Array:
-    """Returns reward + discount min Q'(next_obs, pi'(next_obs) + clipped noise) [N] (arXiv:1802.09477, alg. 1)."""
+def target_of(cfg: Config, agent: Agent, state: State, batch: Batch, key: Key, drop: Key | None) -> Array:
+    """Returns reward + discount min Q'(next_obs, pi'(next_obs) + clipped noise) [N] (arXiv:1802.09477, alg. 1).
+
+    Args:
+      key: key of the noise.
+      drop: key of the critics' dropout; None: no dropout.
+    """
     critic, params, burn_in = agent.net.critic, state.target_params["critic"], critics.burn_in(batch)
     action = critics.policy_output(agent, state.target_params["actor"], batch.next_obs, burn_in)
     drawn = cfg.target_noise * critics.noise(key, action.shape[0], action.shape[1:], agent.axis_name)
     action = jnp.clip(action + jnp.clip(drawn, -cfg.target_noise_clip, cfg.target_noise_clip), -1.0, 1.0)
-    q = critic.apply(params, critics.critics_read(critic, params, batch.next_obs, burn_in), action).min(0)
+    q = critic.apply(params, critics.critics_read(critic, params, batch.next_obs, burn_in), action, key=drop).min(0)
     q = critics.select_following(batch, q)
     if cfg.critic_bc is not None:
         q -= cfg.critic_bc * next_distance(batch, action)
@@ -170,15 +176,20 @@ def loss_near_data(cfg: Config, agent: Agent, batch: Batch, action: Array, q: Ar
     return penalty / math.prod(action.shape[batch.reward.ndim :]) - cfg.bc_alpha * scale * q
 
 
-def policy_step(cfg: Config, agent: Agent, state: State, batch: Batch) -> State:
-    """Makes a gradient ascent step of the policy on the first critic (alg. 1); moves the target networks."""
+def policy_step(cfg: Config, agent: Agent, state: State, batch: Batch, key: Key | None) -> State:
+    """Makes a gradient ascent step of the policy on the first critic (alg. 1); moves the target networks.
+
+    Args:
+      key: key of dropout in policy and critic; None: no dropout.
+    """
     critic = agent.net.critic
     first, burn_in = jax.tree.map(lambda x: x[:1], state.params["critic"]), critics.burn_in(batch)
     obs = critics.critics_read(critic, first, batch.obs, burn_in)
 
     def policy_loss(actor_params):
-        action = critics.policy_output(agent, actor_params, batch.obs, burn_in)
-        q = critic.apply(first, obs, action)[0]
+        learning = {"key": key, **agents.batch_rows(agent, batch.weight)}
+        action = critics.policy_output(agent, actor_params, batch.obs, burn_in, **learning)
+        q = critic.apply(first, obs, action, key=key)[0]
         if cfg.bc_alpha is None and cfg.actor_bc is None:
             return -jnp.mean(batch.weight * q)
         return jnp.mean(batch.weight * loss_near_data(cfg, agent, batch, action, q))
@@ -201,14 +212,15 @@ def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch
     batch = critics.read(cfg, agent, state, batch)
     params = state.params["critic"]
     obs = critics.critics_read(agent.net.critic, params, batch.obs, critics.burn_in(batch))
-    taken = functools.partial(q_taken, agent)
-    target = target_of(cfg, agent, state, batch, key)
+    target_drop, drop, policy_drop = agents.dropout_keys(agent, key, 3)
+    taken = functools.partial(q_taken, agent, key=drop)
+    target = target_of(cfg, agent, state, batch, key, target_drop)
     gradient, metrics, priority = critics.td_gradient(
         taken, params, replace(batch, obs=obs), target, agent.axis_name, loss=agent.loss, net=agent.net.critic
     )
     state = critics.descend(cfg, agent, state, "critic", cfg.lr, gradient)
     state = replace(state, updates=state.updates + 1)
-    improve = lambda state: policy_step(cfg, agent, state, batch)
+    improve = lambda state: policy_step(cfg, agent, state, batch, policy_drop)
     wait = functools.partial(move_critic_targets, cfg)
     state = parts.every(cfg.policy_every, state, lambda state: parts.after(cfg.policy_after, state, improve, wait))
     metrics |= {"loss/policy": state.own["policy_loss"], "train/lr": schedules.value(cfg.lr, state.env_steps)}

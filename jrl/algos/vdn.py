@@ -27,6 +27,7 @@ class Config(teams.Mixing, dqn.QLearning):
 
     acts_in: ClassVar[Any] = MultiDiscrete
     in_teams: ClassVar[bool] = True
+    has_learning_pass: ClassVar[bool] = False
 
     mixer: Literal["sum", "qmix"] = "sum"  # function of the agents' values: their sum (VDN), or QMIX's network
     double: bool = True  # the online network selects the next actions

@@ -387,11 +387,20 @@ def _budget_fault(cfg: Any) -> str:
 
 def _critic_faults(cfg: Any) -> list[str]:
     network = cfg.network
-    if not (network.value_inputs or network.critic_layer_norm or network.critic_hidden is not None):
+    own = network.critic_norm, network.critic_dropout, network.critic_hidden
+    if not network.value_inputs and own == (None, None, None):
         return []
     from jrl import algos
 
     return algos.critic_faults(cfg.algo, network)
+
+
+def _regularization_faults(cfg: Any) -> list[str]:
+    if not (cfg.network.drops or cfg.network.has_statistics):
+        return []
+    from jrl import algos
+
+    return algos.regularization_faults(cfg.algo, cfg.network)
 
 
 def _sequence_length_fault(cfg: Any) -> str:
@@ -447,8 +456,10 @@ TABLE = (
     Row("network.encoders network.flatten", lambda c: c.network.encoders and c.network.flatten,
         "network.flatten makes one vector of an observation, without encoders: leave network.flatten or "
         "network.encoders out"),
-    Row("network.value_inputs network.critic_layer_norm network.critic_hidden network.shared algo.name",
-        _critic_faults),
+    Row("network.value_inputs network.critic_norm network.critic_dropout network.critic_hidden network.shared "
+        "algo.name", _critic_faults),
+    Row("network.norm network.critic_norm network.dropout network.critic_dropout network.core.name algo.name",
+        _regularization_faults),
     Row("network.max_seq_len network.core.name",
         lambda c: c.network.max_seq_len is not None and not c.network.recurrent,
         "network.max_seq_len: expected a network with memory, got network.core none: set network.core.name to lstm, "

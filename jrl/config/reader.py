@@ -42,6 +42,12 @@ _OWN = ("algo", "network", "rollout", "replay", "checkpoint", "devices", "env_ru
 _LINE = "lin_"  # Stable-Baselines3: a line to 0 at the end of the run
 _PATTERN = set("*?[")  # characters of a glob pattern
 _EXTERNAL = ("spaces", "token_file", "certificate", "private_key")  # paths in the section `external`
+# key of earlier versions of the section `network` -> its present name, and the values of false and true
+_RENAMED = {
+    "orthogonal": ("init", ("lecun", "orthogonal")),
+    "layer_norm": ("norm", ("none", "layer")),
+    "critic_layer_norm": ("critic_norm", (None, "layer")),
+}
 _MOST_DOTS = 40  # dots in a key of the command line
 _MOST_PROBLEMS = 50  # problems that are printed
 
@@ -116,10 +122,14 @@ def with_present_names(data: Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(section, Mapping) and "capacity" in section:  # no longer needed
         data = {**data, "multi_agent": {name: value for name, value in section.items() if name != "capacity"}}
     network = data.get("network")
-    if not isinstance(network, Mapping) or not isinstance(network.get("orthogonal"), bool):
+    if not isinstance(network, Mapping):
         return data
-    rest = {name: value for name, value in network.items() if name != "orthogonal"}
-    return {**data, "network": {"init": "orthogonal" if network["orthogonal"] else "lecun", **rest}}
+    renamed = {}
+    for old, (name, values) in _RENAMED.items():
+        if isinstance(network.get(old), bool):
+            renamed[name] = values[network[old]]
+            network = {key: value for key, value in network.items() if key != old}
+    return {**data, "network": {**renamed, **network}} if renamed else data
 
 
 def without_loss(cfg: RunConfig) -> RunConfig:

@@ -16,7 +16,7 @@ ALGORITHMS = {
     "es": _SEARCH,
     "her": "jrl does not replay goals: give a reward that grows towards the goal, to --algo sac",
     "tqc": "jrl does not have it: the nearest is --algo sac --set algo.num_critics=5 --set algo.target_critics=2",
-    "crossq": "jrl does not have it: the nearest is --algo sac --set network.critic_layer_norm=true",
+    "crossq": "jrl does not have it: the nearest is --algo sac --set network.critic_norm=layer",
     "redq": "it is sac with many critics: --algo sac --set algo.num_critics=10 --set algo.target_critics=2",
     "reinforce": _GRADIENT,
     "pg": _GRADIENT,
@@ -33,7 +33,11 @@ _WIDTHS = (
     "network.hidden has the widths of all networks, and network.critic_hidden those of value and critics: {pi: [64], "
     "vf: [256]} is network.hidden=[64] and network.critic_hidden=[256]"
 )
-_ADAM = "the optimizer is Adam, whose options are algo.lr and algo.adam_eps: leave it out"
+_OPTIMIZER = (
+    "algo.optimizer names the optimizer and its options, such as algo.optimizer={name: adamw, weight_decay: 0.01}; its "
+    "step size is algo.lr"
+)
+_RMSPROP = "it is algo.optimizer={name: rmsprop, eps: 1e-5}"
 _SDE = (
     "jrl does not have it: leave it out; td3 has other noise with a memory, algo.exploration={name: ornstein_uhlenbeck}"
 )
@@ -73,7 +77,8 @@ KEYS: dict[str, str | tuple[str, str]] = {
     "target_policy_noise": "algo.target_noise",
     "clip_range_vf": "algo.value_clip_eps",
     **dict.fromkeys(("use_sde", "sde_sample_freq", "use_sde_at_warmup", "use_expln", "full_std"), _SDE),
-    **dict.fromkeys(("use_rms_prop", "rms_prop_eps", "optimizer_class", "optimizer_kwargs"), _ADAM),
+    **dict.fromkeys(("optimizer_class", "optimizer_kwargs"), _OPTIMIZER),
+    **dict.fromkeys(("use_rms_prop", "rms_prop_eps"), _RMSPROP),
     **dict.fromkeys(("rollout_buffer_class", "rollout_buffer_kwargs"),
                     "custom.transforms change a rollout before it is learned from: leave it out"),
     **dict.fromkeys(("replay_buffer_class", "replay_buffer_kwargs"), (_NO_REPLAY, _REPLAY)),

@@ -34,6 +34,7 @@ class Traits(NamedTuple):
     has_critic: bool = False  # a critic or value network reads `network.value_inputs`
     to_end: bool = False  # rewards of its batches are returns to the end of the episode
     reads_rewards: bool = True  # False: a data set without rewards is enough
+    has_learning_pass: bool = False  # its losses support `network.dropout` and batch_renorm
     whole_sequences: bool = False  # minibatches split the environments, not the steps
     corrects: bool = False  # weighs each step by the present policy's probability of its action
     uncorrected: bool = False  # treats rollouts of older policies (rollout.mode async) as the present policy's

@@ -72,6 +72,10 @@ class Lru:
 Core = NoCore | Lstm | Gru | Gtrxl | Lru
 
 
+Norm = Literal["none", "layer", "batch_renorm"]
+Dropout = Annotated[float, Interval(ge=0, lt=1)]
+
+
 @section
 class NetworkConfig:
     """Shape of the policy and value networks. Hashable, so that it can be a static argument.
@@ -95,8 +99,10 @@ class NetworkConfig:
     # initial weights. orthogonal; lecun: normal, variance 1 / inputs, flax's default; uniform: in +-1 / sqrt(inputs),
     # biases too, torch's default; null: the algorithm's own, see the table of docs/networks.md
     init: Literal["orthogonal", "lecun", "uniform"] | None = None
-    layer_norm: bool = False  # normalise each dense layer's output
-    critic_layer_norm: bool = False  # normalise the dense layers of critics and value networks only
+    norm: Norm = "none"  # normalisation of each dense layer's output; batch_renorm: arXiv:1702.03275
+    critic_norm: Norm | None = None  # norm of critics and value networks; null: as norm
+    dropout: Dropout = 0.0  # share of each dense layer's outputs that learning sets to 0; acting uses all of them
+    critic_dropout: Dropout | None = None  # dropout of critics and value networks; null: as dropout
     log_std_init: Annotated[float, Interval(ge=-20, le=20)] = 0.0  # initial log standard deviation of a Gaussian policy
     state_dependent_std: bool = False  # the network predicts log_std; false: one free parameter per action element
     # path of an array of the observation, such as camera or goal/0 -> its encoder: flat (the values, integers one-hot),
@@ -119,16 +125,27 @@ class NetworkConfig:
     def recurrent(self) -> bool:
         return not isinstance(self.core, NoCore)
 
+    @property
+    def drops(self) -> bool:
+        """Returns whether a network has dropout."""
+        return self.dropout > 0 or (self.critic_dropout or 0.0) > 0
+
+    @property
+    def has_statistics(self) -> bool:
+        """Returns whether a network has running statistics."""
+        return "batch_renorm" in (self.norm, self.critic_norm)
+
     def of_critics(self) -> "NetworkConfig":
         """Returns the section for critics and value networks."""
-        hidden = self.hidden if self.critic_hidden is None else self.critic_hidden
-        return dataclasses.replace(self, hidden=hidden, layer_norm=self.layer_norm or self.critic_layer_norm)
+        own = {name: getattr(self, f"critic_{name}") for name in ("hidden", "norm", "dropout")}
+        return dataclasses.replace(self, **{name: value for name, value in own.items() if value is not None})
 
     def sharing_faults(self) -> list[str]:
         """Returns a message for each key that needs a separate torso for the value but has a shared torso."""
         fixes = {
             "value_inputs": "leave network.value_inputs out: a shared torso would let the policy read them",
-            "critic_layer_norm": "network.layer_norm: true for both",
+            "critic_norm": "network.norm for both",
+            "critic_dropout": "network.dropout for both",
             "critic_hidden": "leave network.critic_hidden out: network.hidden has the widths of both",
         }
         return [

@@ -380,10 +380,11 @@ def nearest(key: str, valid: Iterable[str], synonyms: Mapping[str, str]) -> str 
     def close(keys: list[str], cutoff: float) -> list[str]:
         return named(difflib.get_close_matches(name, {k.rpartition(".")[2] for k in keys}, 1, cutoff), keys)
 
+    alike = lambda k: difflib.SequenceMatcher(None, name, k.rpartition(".")[2]).ratio() >= 0.5
     same = [synonyms[s] for s in difflib.get_close_matches(name, synonyms, 1, 0.85)]
     rounds = (
         lambda: named([name], valid), lambda: close(own, 0.85), lambda: named(same, valid), lambda: close(own, 0.6),
-        lambda: close(valid, 0.8), lambda: difflib.get_close_matches(key, valid, 1, 0.8),
+        lambda: close(valid, 0.8), lambda: difflib.get_close_matches(key, filter(alike, valid), 1, 0.8),
     )  # fmt: skip
     for found in (r() for r in rounds):
         if found:

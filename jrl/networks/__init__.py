@@ -36,6 +36,7 @@ from jrl.networks.encoders import (
     flattened,
     is_custom,
     is_image,
+    regularized,
     single,
     to_float,
 )
@@ -62,11 +63,14 @@ class Head(NamedTuple):
 class Network(NamedTuple):
     """Network as pure functions, whatever library it is written in.
 
-    Outputs are f32 [..., size], one per name; without names one per head. `key` draws the noise of noisy layers.
+    Outputs are f32 [..., size], one per name; without names one per head. `key` draws the noise of noisy layers, and
+    dropout except in `step`; None: neither. `valid` [...] bool makes `apply` a learning pass of batch_renorm: it marks
+    the rows of the batch's statistics. None: the running statistics normalise.
     """
 
     init: Callable[[Key], PyTree]  # key -> params
-    # (params, obs [..., *], *names, key=None) -> outputs [..., size]; with a core (params, Window, ...) -> [N, L, size]
+    # (params, obs [..., *], *names, key=None, valid=None) -> outputs [..., size]; with a core (params, Window, ...) ->
+    # [N, L, size]
     apply: Callable[..., tuple[Array, ...]]
     carry: Callable[[int], PyTree]  # batch_size -> recurrent state at an episode's start [B, ...]; () without a core
     # (params, obs [B, *], carry, *names, key=None) -> (outputs [B, size], carry)
@@ -92,7 +96,7 @@ def unprivileged(space: Space, cfg: NetworkConfig) -> tuple[Space, NetworkConfig
     return public, replace(cfg, value_inputs=(), encoders=Options(encoders))
 
 
-def encoded(module: nn.Module, cfg: NetworkConfig, space: Space, x: PyTree, name: str) -> Array:
+def encoded(module: nn.Module, cfg: NetworkConfig, space: Space, x: PyTree, name: str, valid: Any = None) -> Array:
     """Returns observations, prepared by `read`, as vectors [N, F]: the output of the encoders or of the user's torso.
 
     Call it within the compact call of `module`; the encoder is its child `name`.
@@ -103,17 +107,17 @@ def encoded(module: nn.Module, cfg: NetworkConfig, space: Space, x: PyTree, name
         return custom.features(module, cfg, space, x, name)
     leaf = single(space, cfg)
     if leaf is None and not cfg.flatten:
-        return Encoders(space, cfg, name=f"{name}_encoders")(x)
+        return Encoders(space, cfg, name=f"{name}_encoders")(x, valid)
     encoder = "flat" if leaf is None else default(leaf, cfg)
     return cnn(encoder)(cfg, name=name)(x) if encoder in CNNS else x.reshape(x.shape[0], -1)
 
 
-def features(module: nn.Module, cfg: NetworkConfig, space: Space, x: PyTree, name: str) -> Array:
+def features(module: nn.Module, cfg: NetworkConfig, space: Space, x: PyTree, name: str, valid: Any = None) -> Array:
     """Returns the output of the dense layers after `encoded`. A CNN for a single image and a user's torso have none."""
     leaf = single(space, cfg)
     is_complete = is_custom(cfg) or (leaf is not None and default(leaf, cfg) in CNNS)
-    x = encoded(module, cfg, space, x, name)
-    return x if is_complete else Mlp(cfg, name=name)(x)
+    x = encoded(module, cfg, space, x, name, valid)
+    return x if is_complete else Mlp(cfg, name=name)(x, valid=valid)
 
 
 def with_core(cfg: NetworkConfig, module: nn.Module, x: Array, name: str, carry: PyTree, reset: Any):
@@ -161,7 +165,7 @@ class _Towers(nn.Module):
     heads: tuple[tuple[str, Head], ...]
 
     @nn.compact
-    def __call__(self, obs, names, key=None, carry=None, reset=None):
+    def __call__(self, obs, names, key=None, carry=None, reset=None, valid=None):
         """Returns (outputs, carry). Without `reset` each row is a step, and every tower's state is updated."""
         views, made = dict[bool, Any](), dict[str, Any]()
         outputs, after = {}, dict(carry or {})
@@ -176,19 +180,17 @@ class _Towers(nn.Module):
                     views[reads_all] = self._view(obs, reads_all)
                 cfg, space, x = views[reads_all]
                 cfg = cfg.of_critics() if head.privileged else cfg
-                made[tower] = features(self, cfg, space, x, tower)
+                made[tower] = features(self, cfg, space, x, tower, valid)
                 if carry is not None:
                     core = f"{tower}_core"
                     made[tower], after[tower] = with_core(self.cfg, self, made[tower], core, carry[tower], reset)
             if name not in names:
                 continue
-            y = made[tower]
+            y, own = made[tower], self.cfg.of_critics() if head.privileged else self.cfg
             for layer, width in enumerate(self.cfg.head_hidden):
                 dense = self._dense(head, width, math.sqrt(2), f"{name}_hidden_{layer}", self.cfg.dtype)
                 y = dense(y, None if keys is None else keys[i, layer])
-                if self.cfg.layer_norm or (head.privileged and self.cfg.critic_layer_norm):
-                    y = nn.LayerNorm(dtype=self.cfg.dtype, name=f"{name}_norm_{layer}")(y)
-                y = ACTIVATIONS[self.cfg.activation](y)
+                y = ACTIVATIONS[own.activation](regularized(self, own, y, valid, f"{name}_norm_{layer}"))
             # float32, because bfloat16 would round a value of 300 to steps of 2
             dense = self._dense(head, head.size, head.scale, f"{name}_head", jnp.float32)
             outputs[name] = dense(y, None if keys is None else keys[i, -1])
@@ -300,19 +302,24 @@ def build(spec: EnvSpec, cfg: NetworkConfig, heads: Mapping[str, Head]) -> Netwo
         memory = carry(1) if recurrent else None
         return jax.jit(module.init, static_argnums=2)(key, obs, tuple(heads), None, memory)["params"]
 
-    def run(params, obs, names, key, memory=None, reset=None) -> tuple[tuple[Array, ...], PyTree]:
+    def run(
+        params, obs, names, key, memory=None, reset=None, *, drop=None, valid=None
+    ) -> tuple[tuple[Array, ...], PyTree]:
         obs, _ = spaces.split_mask(spec.observation, obs)
         batch = spaces.batch_shape(space, obs)
         outputs: Any
-        outputs, memory = module.apply({"params": params}, obs, names or tuple(heads), key, memory, reset)
+        rngs = {"dropout": drop} if cfg.drops and drop is not None else None
+        valid = None if valid is None else valid.reshape(-1)
+        names = names or tuple(heads)
+        outputs, memory = module.apply({"params": params}, obs, names, key, memory, reset, valid, rngs=rngs)
         return tuple(y.reshape(*batch, y.shape[-1]) for y in outputs), memory
 
-    def apply(params, obs, *names, key=None):
+    def apply(params, obs, *names, key=None, valid=None):
         if isinstance(obs, Window):
             return unroll(params, obs, *names, key=key)[0]
         if recurrent:
             raise TypeError("apply: expected a Window for a network with a core, got observations: use `step`")
-        return run(params, obs, names, key)[0]
+        return run(params, obs, names, key, drop=key, valid=valid)[0]
 
     def step(params, obs, carry, *names, key=None):
         if not recurrent:
@@ -321,7 +328,7 @@ def build(spec: EnvSpec, cfg: NetworkConfig, heads: Mapping[str, Head]) -> Netwo
 
     def unroll(params, window: Window, *names, key=None):
         if not recurrent:
-            return run(params, window.obs, names, key)[0], window.carry
-        return run(params, window.obs, names, key, window.carry, window.reset)
+            return run(params, window.obs, names, key, drop=key)[0], window.carry
+        return run(params, window.obs, names, key, window.carry, window.reset, drop=key)
 
     return Network(init, apply, carry, step, unroll)

@@ -20,7 +20,8 @@ class Critics(NamedTuple):
 
     init: Callable[[Key], PyTree]  # key -> params, leaves [C, ...]
     # (params, obs [N, *], action [N, *]) -> f32 [C, N]; for Discrete actions (params, obs [N, *]) -> f32 [C, N, A].
-    # With a core (params, Window [N, L] of carry [C, N, ...], action [N, L, *]) -> [C, N, L], or [C, N, L, A]
+    # With a core (params, Window [N, L] of carry [C, N, ...], action [N, L, *]) -> [C, N, L], or [C, N, L, A].
+    # key=None draws dropout, another for each critic; valid=None [N]: see `networks.Network`
     apply: Callable[..., Array]
     # as `apply`, for K actions per observation, [N, K, *] or [N, L, K, *]: [C, N, K] or [C, N, L, K]. The layers that
     # read only the observation run once. For Discrete actions it is `apply`
@@ -39,16 +40,16 @@ class _Critic(nn.Module):
     cfg: NetworkConfig
 
     @nn.compact
-    def __call__(self, obs, action, carry=None, reset=None, each=False):
+    def __call__(self, obs, action, carry=None, reset=None, each=False, valid=None):
         """Returns (value [rows, 1], state); (None, state) without an action; [rows * K, 1] for `each` of K actions."""
-        x = encoded(self, self.cfg, self.space, read(self.cfg, self.space, obs), "torso")
+        x = encoded(self, self.cfg, self.space, read(self.cfg, self.space, obs), "torso", valid)
         if carry is not None:
             x, carry = with_core(self.cfg, self, x, "core", carry, reset)
         if action is None:
             return None, carry
         rows, layers, head = x.shape[0], Mlp(self.cfg, name="layers"), Dense(1, weights=self.cfg.init, name="head")
         if not each:
-            return head(layers(jnp.concatenate([x, action.reshape(rows, -1)], -1))), carry
+            return head(layers(jnp.concatenate([x, action.reshape(rows, -1)], -1), valid=valid)), carry
         action = action.reshape(rows, -1, math.prod(self.action.shape))
         return head(layers(x, action)) if self.cfg.hidden else head(x, action), carry
 
@@ -84,20 +85,27 @@ def build_critics(spec: EnvSpec, cfg: NetworkConfig, num_critics: int) -> Critic
         count = jax.tree.leaves(params)[0].shape[0]  # not num_critics: params may hold a subset
         return jax.tree.map(lambda x: jnp.broadcast_to(x[None], (count, *x.shape)), tree)
 
+    def keys(params: PyTree, key: Key | None) -> Key | None:
+        """Returns a key for each critic."""
+        return None if key is None else jax.random.split(key, jax.tree.leaves(params)[0].shape[0])
+
     if isinstance(action, Discrete):
         network = build(spec, cfg, {"value": Head(action.n, privileged=True)})
 
-        def each(fn, params, obs):
+        def each(fn, params, obs, key=None):
             axes: Any = Window(None, 0, None)  # type: ignore[arg-type]  # axes, where types say arrays
-            return jax.vmap(fn, (0, axes if isinstance(obs, Window) else None))(params, obs)
+            return jax.vmap(fn, (0, axes if isinstance(obs, Window) else None, 0))(params, obs, keys(params, key))
 
-        apply_all = lambda params, obs: each(lambda p, obs: network.apply(p, obs, "value")[0], params, obs)
+        def apply_all(params, obs, *, key=None, valid=None):
+            return each(lambda p, obs, key: network.apply(p, obs, "value", key=key, valid=valid)[0], params, obs, key)
+
+        unroll = lambda params, window: each(lambda p, w, _: network.unroll(p, w, "value")[1], params, window)
         return Critics(
             init=stacked(network.init),
             apply=apply_all,
             apply_each=apply_all,
             carry=lambda params, batch_size: repeated(params, network.carry(batch_size)),
-            unroll=lambda params, window: (None, each(lambda p, w: network.unroll(p, w, "value")[1], params, window)),
+            unroll=lambda params, window: (None, unroll(params, window)),
         )
 
     check(space, cfg)
@@ -110,16 +118,20 @@ def build_critics(spec: EnvSpec, cfg: NetworkConfig, num_critics: int) -> Critic
         memory = None if start is None else start(1)
         return jax.jit(module.init)(key, zeros(space), zeros(action), memory)["params"]
 
-    def run(params: PyTree, obs, action, each: bool = False) -> tuple[Any, PyTree]:
+    def run(params: PyTree, obs, action, each: bool = False, key=None, valid=None) -> tuple[Any, PyTree]:
         rows, carry, reset = (obs.obs, obs.carry, obs.reset) if isinstance(obs, Window) else (obs, None, None)
         inputs = spaces.split_mask(spec.observation, rows)[0]
         # repeat vectors: a product of one shared input with a kernel per critic would be transposed afterwards
         inputs, axis = (inputs, None) if image else (repeated(params, inputs), 0)
-        one = lambda params, obs, action, carry: module.apply({"params": params}, obs, action, carry, reset, each)
-        return jax.vmap(one, (0, axis, 0, 0))(params, inputs, repeated(params, action), carry)
 
-    def apply(params: PyTree, obs, action) -> Array:
-        q = run(params, obs, action)[0][..., 0]
+        def one(params, obs, action, carry, key):
+            rngs = {"dropout": key} if cfg.drops and key is not None else None
+            return module.apply({"params": params}, obs, action, carry, reset, each, valid, rngs=rngs)
+
+        return jax.vmap(one, (0, axis, 0, 0, 0))(params, inputs, repeated(params, action), carry, keys(params, key))
+
+    def apply(params: PyTree, obs, action, *, key=None, valid=None) -> Array:
+        q = run(params, obs, action, key=key, valid=valid)[0][..., 0]
         return q.reshape(q.shape[0], *obs.reset.shape) if isinstance(obs, Window) else q
 
     def apply_each(params: PyTree, obs, actions) -> Array:

@@ -16,6 +16,7 @@ from jrl import registry, spaces
 from jrl.errors import did_you_mean
 from jrl.fields.hyper import NetworkConfig
 from jrl.networks.dense import Dense, parameter
+from jrl.ops import random
 from jrl.types import Array, Box, Discrete, InputError, Leaf, MultiDiscrete, PyTree, Space
 
 # CNN -> its module, a class of `NetworkConfig`, for `cnn`
@@ -71,22 +72,37 @@ def to_float(space: Leaf, obs: Array, image_max: float = 255.0) -> Array:
     return jnp.moveaxis(x, 1, 3) if space.shape[0] < space.shape[2] else x
 
 
-class Mlp(nn.Module):
-    """Dense layers of widths `hidden` (None: `cfg.hidden`), each followed by the activation.
+def regularized(module: nn.Module, cfg: NetworkConfig, x: Array, valid: Array | None, name: str | None = None) -> Array:
+    """Returns a dense layer's output [N, F] after dropout and normalisation, the child `name` of `module`.
 
-    `beside` is a second input, see Dense.
+    Dropout is on if `module` has the random stream "dropout"; `valid`: see `networks.Network`.
+    """
+    if cfg.dropout and module.has_rng("dropout"):
+        keep = random.uniform(module.make_rng("dropout"), x.shape) >= cfg.dropout
+        x = jnp.where(keep, x / (1.0 - cfg.dropout), 0.0)
+    if cfg.norm == "layer":
+        return nn.LayerNorm(dtype=cfg.dtype, name=name)(x)
+    if cfg.norm == "batch_renorm":
+        from jrl.networks.batch_renorm import BatchRenorm
+
+        return BatchRenorm(cfg.dtype, name=name)(x, valid)
+    return x
+
+
+class Mlp(nn.Module):
+    """Dense layers of widths `hidden` (None: `cfg.hidden`), each followed by dropout, `cfg.norm` and the activation.
+
+    `beside` is a second input, see Dense; `valid`: see `networks.Network`.
     """
 
     cfg: NetworkConfig
     hidden: tuple[int, ...] | None = None
 
     @nn.compact
-    def __call__(self, x, beside=None):
+    def __call__(self, x, beside=None, valid=None):
         for width in self.cfg.hidden if self.hidden is None else self.hidden:
             x, beside = Dense(width, **layer_options(self.cfg))(x, beside), None
-            if self.cfg.layer_norm:
-                x = nn.LayerNorm(dtype=self.cfg.dtype)(x)
-            x = ACTIVATIONS[self.cfg.activation](x)
+            x = ACTIVATIONS[self.cfg.activation](regularized(self, self.cfg, x, valid))
         return x
 
 
@@ -208,7 +224,7 @@ class Encoders(nn.Module):
     cfg: NetworkConfig
 
     @nn.compact
-    def __call__(self, obs):
+    def __call__(self, obs, valid=None):
         chosen, cfg = choose(self.space, self.cfg), self.cfg
         features, named = [], names([path for path, encoder in chosen.items() if encoder != "flat"])
         for (path, leaf), x in zip(spaces.leaves(self.space), jax.tree.leaves(obs), strict=True):
@@ -218,7 +234,7 @@ class Encoders(nn.Module):
             elif encoder == "embedding":
                 features.append(_Embedding(leaf, cfg.encoder_hidden[-1], name=name)(x))
             elif encoder == "mlp":
-                features.append(Mlp(cfg, cfg.encoder_hidden, name=name)(flat(leaf, cfg, x)))
+                features.append(Mlp(cfg, cfg.encoder_hidden, name=name)(flat(leaf, cfg, x), valid=valid))
             else:
                 features.append(cnn(encoder)(cfg, name=name)(to_float(leaf, x, cfg.image_max)))
         return jnp.concatenate([x.astype(jnp.float32) for x in features], -1)

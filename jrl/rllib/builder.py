@@ -32,6 +32,7 @@ assert migration.RULES  # registered by the import
 _DICT_KEYS: dict[str, tuple[str, set[str]]] = {
     "network": ("model", {f.name for f in dataclasses.fields(NetworkConfig)}),
     "replay": ("replay_buffer_config", {f.name for f in dataclasses.fields(ReplayConfig)}),
+    "algo.optimizer": ("optimizer", {"eps", "weight_decay"}),  # the others have names of their own
 }
 # keys whose value is a class or function, stored by name; lists of them; functions or other values
 _OBJECT_KEYS = (

@@ -124,7 +124,7 @@ _RESTART = "see env_runners.max_restarts and health_check_timeout_s"
 _QUEUES = "a setting of RLlib's queues: see rollout.max_policy_lag"
 _RECORD = "videos: evaluation.record while training, jrl record from a checkpoint"
 
-_GAPS = "jrl's transformer has no dropout and its optimizer no weight decay"
+_GAPS = "jrl's transformer has no dropout; algo.lr is a schedule"
 _READER = "jrl recognises the content of files: see data.format"
 _RAY_DATA = "a setting of Ray Data: jrl reads the files itself, data.placement is the place of the data"
 _OWN_DATA = (
@@ -286,8 +286,13 @@ GROUPS: dict[str, list[KeyRow]] = {
                     "{algo} has no target_update_every": lambda job, x: "target_update_every" not in job.fields}),
         container("optimizer"),
         *omit("jrl always has a value network, and V-trace in IMPALA and APPO", "use_critic vtrace"),
-        *omit("the optimizer is Adam", "opt_type decay momentum optimizer.type optimizer.beta1 optimizer.beta2 "
-              "optimizer.weight_decay _separate_vf_optimizer _lr_vf"),
+        row("opt_type", "algo.optimizer", "rmsprop: with RLlib's decay, momentum and epsilon",
+            takes="adam or rmsprop", unless={"adam: as in jrl": lambda job, x: x == "adam"},
+            to=lambda job, x: {"name": "rmsprop", "decay": job.given.get("decay", 0.99),
+                               "eps": job.given.get("epsilon", 0.1), "momentum": job.given.get("momentum", 0.0)}),
+        *omit("read with opt_type", "decay momentum"),
+        *omit("algo.optimizer is one optimizer for all parameters, with options of its own", "optimizer.type "
+              "optimizer.beta1 optimizer.beta2 optimizer.weight_decay _separate_vf_optimizer _lr_vf"),
         *omit("rows are always shuffled", "shuffle_batch_per_epoch shuffle_sequences"),
         *omit(_QUEUES, "vtrace_drop_last_ts num_multi_gpu_tower_stacks minibatch_buffer_size replay_proportion "
               "replay_ratio replay_buffer_num_slots learner_queue_size learner_queue_timeout broadcast_interval "
@@ -314,9 +319,9 @@ GROUPS: dict[str, list[KeyRow]] = {
         row("num_atoms", "algo.num_atoms, algo.head", "above 1: head c51", takes="whole", least=1, ruled=True),
         row("hiddens", "network.head_hidden"),
         row("td_error_loss_fn", "algo.loss"),
-        row("epsilon", "algo.exploration", "a number or [[steps, epsilon], ...]; IMPALA's is of RMSprop",
+        row("epsilon", "algo.exploration", "a number or [[steps, epsilon], ...]; IMPALA's is read with opt_type",
             to=lambda job, x: {"name": "epsilon_greedy", "epsilon": schedule(job, x)}, unless={
-                "of RMSprop: the optimizer is Adam": lambda job, x: job.algo != "dqn",
+                "of RMSprop: read with opt_type": lambda job, x: job.algo != "dqn",
                 "exploration_config replaces it": lambda job, x: "exploration_config" in job.given}),
         *omit("use exploration_config", "exploration_fraction exploration_final_eps exploration_initial_eps "
               "schedule_max_timesteps soft_q softmax_temp parameter_noise per_worker_exploration"),

@@ -35,7 +35,7 @@ def normal(seed, *shape):
 
 
 NETWORKS = {
-    "normalised layers": NetworkConfig(hidden=(8, 8), layer_norm=True),
+    "normalised layers": NetworkConfig(hidden=(8, 8), norm="layer"),
     "no layers": NetworkConfig(hidden=()),
 }
 

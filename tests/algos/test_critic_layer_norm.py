@@ -14,7 +14,7 @@ from jrl.types import Box, Discrete, EnvSpec, InputError
 
 KEY = jax.random.key(0)
 PLAIN = NetworkConfig(hidden=(8, 6), head_hidden=(5,))
-NORMED = dataclasses.replace(PLAIN, critic_layer_norm=True)
+NORMED = dataclasses.replace(PLAIN, critic_norm="layer")
 BOX = Box((2,), low=-1.0, high=1.0)
 
 
@@ -25,7 +25,7 @@ def norms(tree):
 @pytest.mark.parametrize("action", some_quick([BOX, Discrete(3)], BOX), ids=str)
 def test_critics_are_those_of_layer_norm(action):
     spec = EnvSpec(Box((4,)), action, 1)
-    everywhere = build_critics(spec, dataclasses.replace(PLAIN, layer_norm=True), 2)
+    everywhere = build_critics(spec, dataclasses.replace(PLAIN, norm="layer"), 2)
     ours = build_critics(spec, NORMED, 2)
     params = jax.jit(ours.init)(KEY)
     assert norms(params)
@@ -74,5 +74,5 @@ def test_value_and_critics_have_widths_of_their_own(name, action):
 
 @pytest.mark.parametrize(("name", "changes"), [("dqn", {}), ("ppo", {"shared": True})])
 def test_where_no_critic_has_layers_of_its_own_it_is_refused(name, changes):
-    with pytest.raises(InputError, match=r"network\.critic_layer_norm: "):
+    with pytest.raises(InputError, match=r"network\.critic_norm: "):
         fakes.make(name, fakes.spec(Discrete(3)), dataclasses.replace(NORMED, **changes))

@@ -16,7 +16,7 @@ from jrl.learn import parallel
 from jrl.networks import NetworkConfig
 
 KEY = jax.random.key(4)
-NETWORK = NetworkConfig(hidden=(16, 16), layer_norm=True)
+NETWORK = NetworkConfig(hidden=(16, 16), norm="layer")
 CONFIGS = {
     "dqn": ParameterNoiseQ(std=0.2, epsilon=0.3, factor=1.25, redraw_every=100, random_share=0.0),
     "pqn": ParameterNoiseQ(std=0.2, epsilon=0.3, factor=1.25, redraw_every=100, random_share=0.0),
@@ -100,7 +100,7 @@ def _q(algo, params, obs):
     from jrl import networks
     from jrl.networks import Head
 
-    net = networks.build(fakes.spec(), NetworkConfig(hidden=(16, 16), layer_norm=True, shared=True), {"q": Head(3)})
+    net = networks.build(fakes.spec(), NetworkConfig(hidden=(16, 16), norm="layer", shared=True), {"q": Head(3)})
     names = {name.replace("q_torso", "torso"): leaf for name, leaf in params.items()}
     return np.asarray(jax.jit(lambda names: net.apply(names, obs, "q")[0])(names), np.float64)
 

@@ -11,8 +11,7 @@ from cases import some_quick
 from fakes import assert_close, assert_same, differ
 from ppo_reference import B, T, reference_update
 
-from jrl.algos import actor_critic, ppo
-from jrl.algos import agent as agents
+from jrl.algos import actor_critic, optimizers, ppo
 from jrl.envs import classic
 from jrl.envs.jax_env import build
 from jrl.networks import NetworkConfig
@@ -169,7 +168,7 @@ def test_the_three_ways_to_clip(max_grad_value, max_leaf_norm, max_grad_norm):
     cfg = ppo.Config(
         max_grad_value=max_grad_value, max_leaf_norm=max_leaf_norm, max_grad_norm=max_grad_norm, adam_eps=10.0
     )
-    optimizer = agents.adam(cfg)
+    optimizer = optimizers.make(cfg)
     params = jax.tree.map(np.zeros_like, GRADIENT)
     got, _ = jax.jit(lambda g: optimizer.update(g, optimizer.init(params), params))(GRADIENT)
     for name, g in clipped(max_grad_value, max_leaf_norm, max_grad_norm).items():

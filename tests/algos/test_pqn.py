@@ -17,7 +17,7 @@ from jrl.networks import NetworkConfig
 KEY = jax.random.key(2)
 T, B = 8, 8
 SPEC = fakes.spec(num_envs=B)
-NETWORK = NetworkConfig(hidden=(8, 8), layer_norm=True)
+NETWORK = NetworkConfig(hidden=(8, 8), norm="layer")
 # one step over all rows; its direction is g / (|g| + 1), smooth where Adam's usual one is a sign
 WHOLE = pqn.Config(num_epochs=1, num_minibatches=1, adam_eps=1.0, max_grad_norm=None, lr=0.1)
 

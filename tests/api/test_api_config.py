@@ -63,7 +63,15 @@ def test_every_key_of_the_tree_is_an_argument_once(name):
     found = [a.key for group, known in made.methods().items() for a in known.values() if group != "exploration"]
     keys = [key for key in found if key is not None]
     assert len(keys) == len(set(keys))
-    whole = {"network", "replay", "algo.exploration", "env.options", "evaluation.config", "data.reward"}
+    whole = {
+        "network",
+        "replay",
+        "algo.exploration",
+        "algo.optimizer",
+        "env.options",
+        "evaluation.config",
+        "data.reward",
+    }
     tree = {**config.to_dict(with_data(name, made().environment("CartPole-v1")).to_run_config())}
     tree = {k: v for k, v in schema.flatten(tree).items() if not k.startswith("stop") and v != {}}
     cover = lambda key: key in keys or any(key.startswith(w + ".") for w in whole & set(keys))
@@ -148,7 +156,7 @@ def test_names_of_rllib_are_imported_or_answered():
         (lambda c: c.training(use_lstm=True), r"did you mean model, with core\.name\?"),
         (lambda c: c.training(max_seq_len=20), r"did you mean model, with max_seq_len\?"),
         (lambda c: c.training(model={"custom_model": "my.Net"}), r"training: model\.custom_model: .* network\.torso"),
-        (lambda c: c.training(optimizer={"nesterov": True}), "ppo has no argument optimizer.nesterov"),
+        (lambda c: c.training(optimizer={"nesterov": 1}).to_run_config(), r"algo\.optimizer has name, b1, b2, eps"),
         (lambda c: c.environment(action_mask_key="legal"), "name the item of the observation action_mask"),
         (lambda c: c.training(batch_size=64), r"batch_size: algo\.num_minibatches counts the minibatches"),
         (lambda c: c.training(total_timesteps=9), r"did you mean stop\(env_steps=\.\.\.\)\?"),

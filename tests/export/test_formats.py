@@ -25,7 +25,7 @@ CASES = {
     "marwil_integers": (
         "marwil",
         EnvSpec(MultiDiscrete((2, 5)), MultiDiscrete((3, 4)), 1),
-        ["network.shared=true", "network.layer_norm=true", "network.activation=elu"],
+        ["network.shared=true", "network.norm=layer", "network.activation=elu"],
     ),
     "bc_continuous": (
         "bc",
@@ -177,7 +177,7 @@ def test_other_precisions_lists_and_odd_batches_are_accepted(exported, policies)
 @pytest.mark.slow
 def test_bfloat16_networks(tmp_path):
     """numpy has no bfloat16: the interpreter computes in float32, from rounded parameters."""
-    save(tmp_path / "run", "ppo", CONTINUOUS, "network.dtype=bfloat16", "network.layer_norm=true", change=trained)
+    save(tmp_path / "run", "ppo", CONTINUOUS, "network.dtype=bfloat16", "network.norm=layer", change=trained)
     obs = formats.draw_observations(np.random.default_rng(1), VECTOR, NUM)
     for format in ("npz", "stablehlo"):
         formats.export(policy_function.load_function(tmp_path / "run"), format=format, out=tmp_path / format)

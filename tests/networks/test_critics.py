@@ -128,7 +128,7 @@ def test_bytes_are_scaled():
 
 @pytest.mark.slow
 def test_layer_norm_and_dtype():
-    cfg = NetworkConfig(hidden=(8, 6), layer_norm=True, dtype="bfloat16")
+    cfg = NetworkConfig(hidden=(8, 6), norm="layer", dtype="bfloat16")
     critics = build_critics(spec(), cfg, 2)
     params = jax.jit(critics.init)(KEY)
     assert sorted(params["layers"]) == ["Dense_0", "Dense_1", "LayerNorm_0", "LayerNorm_1"]

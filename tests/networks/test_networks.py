@@ -168,7 +168,7 @@ def test_nature_cnn_has_the_published_size():
 
 
 @pytest.mark.parametrize(
-    "cfg", some_quick([{"dtype": "bfloat16"}, {"layer_norm": True}, {"init": "lecun"}], {"layer_norm": True})
+    "cfg", some_quick([{"dtype": "bfloat16"}, {"norm": "layer"}, {"init": "lecun"}], {"norm": "layer"})
 )
 def test_options(cfg):
     network = build(Box((4,)), NetworkConfig(hidden=(8,), **cfg))
@@ -176,8 +176,8 @@ def test_options(cfg):
     assert {p.dtype for p in jax.tree.leaves(params)} == {jnp.dtype("float32")}
     policy, _ = jax.jit(network.apply)(params, jnp.ones((2, 4)))
     assert policy.dtype == jnp.float32
-    assert ("LayerNorm_0" in params["policy_torso"]) == bool(cfg.get("layer_norm"))
-    plain = build(Box((4,)), NetworkConfig(hidden=(8,), layer_norm=bool(cfg.get("layer_norm"))))
+    assert ("LayerNorm_0" in params["policy_torso"]) == ("norm" in cfg)
+    plain = build(Box((4,)), NetworkConfig(hidden=(8,), norm=cfg.get("norm", "none")))
     exact, _ = jax.jit(plain.apply)(params, jnp.ones((2, 4)))
     np.testing.assert_allclose(policy, exact, atol=0.05)
     assert np.array_equal(policy, exact) == ("dtype" not in cfg)

@@ -111,13 +111,13 @@ def test_a_head_with_layers_of_its_own_by_hand():
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", [None, 0.5])
 def test_options_reach_the_layers_of_heads(noise):
-    cfg = NetworkConfig(hidden=(8,), head_hidden=(6,), layer_norm=True, dtype="bfloat16", shared=True)
+    cfg = NetworkConfig(hidden=(8,), head_hidden=(6,), norm="layer", dtype="bfloat16", shared=True)
     network = networks.build(SPEC, cfg, {"value": Head(1, 1.0, noise)})
     params = jax.jit(network.init)(jax.random.key(0))
     assert "value_norm_0" in params
     assert {p.dtype for p in jax.tree.leaves(params)} == {jnp.dtype("float32")}
     out = np.asarray(jax.jit(network.apply)(params, jnp.ones((2, IN)), key=jax.random.key(1))[0])
-    exact_cfg = NetworkConfig(hidden=(8,), head_hidden=(6,), layer_norm=True, shared=True)
+    exact_cfg = NetworkConfig(hidden=(8,), head_hidden=(6,), norm="layer", shared=True)
     exact = networks.build(SPEC, exact_cfg, {"value": Head(1, 1.0, noise)})
     want = np.asarray(jax.jit(exact.apply)(params, jnp.ones((2, IN)), key=jax.random.key(1))[0])
     assert out.dtype == jnp.float32

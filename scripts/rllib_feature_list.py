@@ -139,7 +139,7 @@ FEATURES: dict[str, list[Feature]] = {
         works("`compute_actions`, also by agent's name", "the same", has("algorithm", "compute_actions")),
         works("`get_policy`, `get_weights`, `set_weights`", "numpy trees, by policy where there are several",
             has("algorithm", "get_policy", "get_weights", "set_weights")),
-        works("`export_policy_model`, `export_policy_checkpoint`", "npz, StableHLO, ONNX", has("algorithm",
+        works("`export_policy_model`, `export_policy_checkpoint`", "npz, StableHLO, ONNX, C", has("algorithm",
             "export_policy_model", "export_policy_checkpoint")),
         differs("`import_policy_model_from_h5`, `import_model`", "`import_weights(path, mapping)`: npz or safetensors",
           has("algorithm", "import_weights")),

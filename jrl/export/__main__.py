@@ -1,8 +1,10 @@
-"""python -m jrl.export CHECKPOINT --format npz|stablehlo|onnx --out DIR: a policy as files that run without jrl."""
+"""python -m jrl.export CHECKPOINT --format npz|stablehlo|onnx|c --out DIR: a policy as files that run without jrl."""
 
 import argparse
 import importlib.util
 import json
+import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +16,7 @@ from jrl.fields.paths import resolve
 from jrl.host import command
 from jrl.host.machine import require
 
-FORMATS = ("npz", "stablehlo", "onnx")
+FORMATS = ("npz", "stablehlo", "onnx", "c")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -25,7 +27,8 @@ def parser() -> argparse.ArgumentParser:
         "units; observation statistics and preprocessing are part of the policy.",
     )
     command.add_checkpoint_arguments(p)
-    p.add_argument("--format", choices=FORMATS, default="npz", help="npz (needs only numpy; default), stablehlo, onnx")
+    kinds = "npz (needs only numpy; default), stablehlo, onnx, c (a header without dependencies)"
+    p.add_argument("--format", choices=FORMATS, default="npz", help=kinds)
     p.add_argument("--out", required=True, help="new directory, or an earlier export to replace")
     p.add_argument("--policy", help="name of a policy, if the run has several; the export acts for one agent")
     return p
@@ -54,6 +57,12 @@ def export(args: argparse.Namespace) -> dict[str, Any]:
         raise InputError(f"--format onnx needs {' and '.join(missing)}: pip install 'jrl[onnx]', or use --format npz")
     if args.format == "stablehlo":
         require("flatbuffers", "export", "--format stablehlo")
+    compiler = os.environ.get("CC", "cc")
+    if args.format == "c" and shutil.which(compiler) is None:
+        raise InputError(
+            f"--format c needs a C compiler to check the header, got {compiler}, which is not installed: install gcc "
+            "or clang, set CC, or use --format npz"
+        )
     from jrl.export import formats, policy_function
 
     policy = policy_function.load_function(Path(args.checkpoint), best=args.best, policy_id=args.policy)

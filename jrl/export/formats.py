@@ -1,4 +1,4 @@
-"""Three formats of an export, and the comparison of their actions with jrl's."""
+"""The formats of an export, and the comparison of their actions with jrl's."""
 
 import contextlib
 import importlib.util
@@ -14,7 +14,7 @@ import numpy as np
 from jax import export as jax_export
 
 from jrl import spaces
-from jrl.export import directory, npz
+from jrl.export import c_header, directory, npz
 from jrl.export.policy_function import PolicyFunction
 from jrl.export.traced_program import TracedProgram, trace
 from jrl.host.machine import version
@@ -43,7 +43,7 @@ def export(policy: PolicyFunction, *, format: str, out: Path) -> dict[str, Any]:
     steps = _draw_steps(policy, _MEMORY_STEPS if program.num_memory else 1)
     expected = _run_steps(policy, steps)
     with _report_errors(format):
-        files = {"policy.py": _read_file("policy.py"), **FILES[format](program)}
+        files = {"policy.py": _read_file("policy.py"), **FILES[format](program, policy)}
     about = {
         "kind": directory.KIND,
         "version": 2,
@@ -70,17 +70,17 @@ def export(policy: PolicyFunction, *, format: str, out: Path) -> dict[str, Any]:
     return {"out": str(out), **summary, "bytes": sum(map(len, files.values())), "agreement": agreement}
 
 
-def _npz(program: TracedProgram) -> dict[str, bytes]:
+def _npz(program: TracedProgram, policy: PolicyFunction) -> dict[str, bytes]:
     return {"interpreter.py": _read_file("interpreter.py"), **npz.build_files(program)}
 
 
-def _stablehlo(program: TracedProgram) -> dict[str, bytes]:
+def _stablehlo(program: TracedProgram, policy: PolicyFunction) -> dict[str, bytes]:
     run = lambda *inputs: program(*inputs)  # jit refuses a NamedTuple
     exported = jax_export.export(jax.jit(run), platforms=PLATFORMS)(*(program.types[i] for i in program.inputs))
     return {"policy.jax_export": bytes(exported.serialize())}
 
 
-def _onnx(program: TracedProgram) -> dict[str, bytes]:
+def _onnx(program: TracedProgram, policy: PolicyFunction) -> dict[str, bytes]:
     from jax2onnx import to_onnx
 
     logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # hides warnings about values without a type
@@ -88,19 +88,20 @@ def _onnx(program: TracedProgram) -> dict[str, bytes]:
     inputs: Any = [jax.ShapeDtypeStruct(("n", *x.shape[1:]), x.dtype) for x in types]
     memory = [f"memory_{i}" for i in range(program.num_memory)]
     flags = [*["reward"] * program.reads_reward, *["begins"] * program.reads_begins]
-    names = [*_number_names("obs", program.num_obs), *memory, *flags]
-    actions = _number_names("action", len(program.outputs) - program.num_memory)
+    names = [*c_header.name_values("obs", program.num_obs), *memory, *flags]
+    actions = c_header.name_values("action", len(program.outputs) - program.num_memory)
     outputs = [*actions, *(f"{name}_next" for name in memory)]
     act = (lambda *x: program(*x)) if len(outputs) > 1 else (lambda *x: program(*x)[0])
     model: Any = to_onnx(act, inputs, model_name="policy", input_names=names, output_names=outputs)
     return {"policy.onnx": model.SerializeToString()}
 
 
-def _number_names(name: str, count: int) -> list[str]:
-    return [name] if count == 1 else [f"{name}_{i}" for i in range(count)]
-
-
-FILES: dict[str, Callable[[TracedProgram], dict[str, bytes]]] = {"npz": _npz, "stablehlo": _stablehlo, "onnx": _onnx}
+FILES: dict[str, Callable[[TracedProgram, PolicyFunction], dict[str, bytes]]] = {
+    "npz": _npz,
+    "stablehlo": _stablehlo,
+    "onnx": _onnx,
+    "c": c_header.build_files,
+}
 
 
 def _read_file(name: str) -> bytes:

@@ -38,7 +38,7 @@ def list_operations(program: TracedProgram) -> tuple[dict[str, Any], dict[str, A
     operations: list[dict[str, Any]] = []
     unknown: list[str] = []
     for op in program.operations:
-        encoded = _encode(op, [program.types[i] for i in op.inputs], [program.types[i] for i in op.outputs])
+        encoded = encode(op, [program.types[i] for i in op.inputs], [program.types[i] for i in op.outputs])
         if encoded is None:
             unknown.append(op.primitive.name)
             continue
@@ -49,7 +49,7 @@ def list_operations(program: TracedProgram) -> tuple[dict[str, Any], dict[str, A
                     "name": name,
                     "inputs": [numbers.get(i, -1) for i in op.inputs],
                     "output": numbers[output],
-                    "dtype": _find_dtype(program.types[output].dtype).name,
+                    "dtype": find_dtype(program.types[output].dtype).name,
                     "attributes": attributes,
                 }
             )
@@ -71,15 +71,16 @@ def list_operations(program: TracedProgram) -> tuple[dict[str, Any], dict[str, A
 
 def to_numpy_dtype(x: np.ndarray) -> np.ndarray:
     """Returns an array in a dtype that numpy has without jax."""
-    return x.astype(_find_dtype(x.dtype))
+    return x.astype(find_dtype(x.dtype))
 
 
-def _find_dtype(dtype: np.dtype) -> np.dtype:
+def find_dtype(dtype: np.dtype) -> np.dtype:
+    """Returns the dtype in which an export computes."""
     # numpy lacks bfloat16; float32 holds its values, and XLA does not round each operation to bfloat16 either
     return np.dtype(np.float32) if dtype.name == "bfloat16" else dtype
 
 
-def _encode(op: Operation, inputs: Types, outputs: Types) -> list[tuple[str, Attributes]] | None:
+def encode(op: Operation, inputs: Types, outputs: Types) -> list[tuple[str, Attributes]] | None:
     """Returns (name in OPERATIONS, attributes) of each output; None: the interpreter lacks the operation."""
     name, params = op.primitive.name, op.params
     if name == "split":

@@ -14,11 +14,15 @@ the previous action) between calls:
 
 The caller may keep the memory instead: `action, memory = pi.step(obs, memory)`; memory None begins an episode.
 
-Needs numpy, and jax (format stablehlo) or onnxruntime (onnx).
+Needs numpy, and jax (format stablehlo), onnxruntime (onnx) or a C compiler (c).
 """
 
+import ctypes
 import importlib.util
 import json
+import os
+import subprocess
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -212,4 +216,56 @@ def _onnx(directory: Path) -> Forward:
     return lambda inputs: session.run(None, dict(zip(names, inputs, strict=True)))
 
 
-_FORWARD = {"npz": _npz, "stablehlo": _stablehlo, "onnx": _onnx}
+def _c(directory: Path) -> Forward:
+    about = json.loads((directory / "policy.json").read_text())
+    obs, actions = _list_leaves(about["observation"]), _list_leaves(about["action"])
+    fields = [f"memory_{i}" for i in range(len(about["memory"]))] + ["begins"] * about["reads_begins"]
+    memory = [(tuple(m["shape"]), np.dtype(m["dtype"])) for m in about["memory"]]
+    begins = len(obs) + len(memory) + about["reads_reward"]  # its number, and that of the first output
+    places = [*range(len(obs), len(obs) + len(memory)), *[begins] * about["reads_begins"]]
+    first = begins + about["reads_begins"]
+    arguments = [
+        *["&m"] * bool(fields),
+        *(f"(const void *)x[{i}]" for i in range(len(obs))),
+        *[f"*(float *)x[{begins - 1}]"] * about["reads_reward"],
+        *(f"(void *)x[{first + i}]" for i in range(len(actions))),
+    ]
+    # x: the inputs and outputs of one row, width: the bytes of a row
+    source = f"""
+#include "policy.h"
+void act(int rows, char **x, const int *width) {{
+  {"policy_memory m;" if fields else ""}
+  for (; rows > 0; rows--) {{
+    {" ".join(f"memcpy(&m.{name}, x[{i}], sizeof m.{name});" for name, i in zip(fields, places))}
+    policy_act({", ".join(arguments)});
+    {" ".join(f"memcpy(x[{first + len(actions) + i}], m.memory_{i}, sizeof m.memory_{i});" for i in range(len(memory)))}
+    for (int i = 0; i < {first + len(actions) + len(memory)}; i++) x[i] += width[i];
+  }}
+}}
+"""
+    with tempfile.TemporaryDirectory() as build:
+        library = str(Path(build) / "policy.so")
+        compiler = [os.environ.get("CC", "cc"), "-std=c99", "-O2", "-shared", "-fPIC", "-I", str(directory)]
+        subprocess.run([*compiler, "-x", "c", "-", "-o", library, "-lm"], input=source, text=True, check=True)
+        act = ctypes.CDLL(library).act
+
+    def forward(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        rows = len(inputs[0])
+        outputs = [np.empty((rows, *shape), dtype) for shape, dtype in [*actions, *memory]]
+        arrays = [*map(np.ascontiguousarray, inputs), *outputs]
+        pointers = (ctypes.c_void_p * len(arrays))(*(x.ctypes.data for x in arrays))
+        act(rows, pointers, (ctypes.c_int * len(arrays))(*(x.nbytes // rows for x in arrays)))
+        return outputs
+
+    return forward
+
+
+def _list_leaves(space: Mapping[str, Any]) -> list[tuple[tuple[int, ...], np.dtype]]:
+    if "spaces" in space:
+        parts = space["spaces"]
+        parts = [parts[name] for name in sorted(parts)] if space["kind"] == "Dict" else parts
+        return [leaf for part in parts for leaf in _list_leaves(part)]
+    return [(_shape(space), np.dtype(space["dtype"]))]
+
+
+_FORWARD = {"npz": _npz, "stablehlo": _stablehlo, "onnx": _onnx, "c": _c}

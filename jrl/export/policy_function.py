@@ -26,6 +26,7 @@ class PolicyFunction(NamedTuple):
     step: Callable[[PyTree, PyTree, Array, Array], tuple[PyTree, PyTree]]
     memory: Callable[[int], PyTree]  # batch size N -> memory [N, ...]
     observation: Space  # the environment's observation space without parts that the policy does not read
+    action: Space  # the environment's action space
     choices: tuple[int, ...]  # lengths of the parts of an action mask; (): no mask
     about: Mapping[str, Any]  # fields of policy.json
 
@@ -56,13 +57,13 @@ def load_function(path: Path, *, best: bool | None = None, policy_id: str | None
         after = acted.memory.past
         return acted.action, (acted.memory.carry, () if after is None else (after.frames, after.action))
 
-    observation = spaces.without(reader.space, reader.unread)
+    observation, action = spaces.without(reader.space, reader.unread), actor.spec.env_action or actor.spec.action
     about = {
         "algorithm": config.algo_name(actor.config),
         "env": actor.config.env.id,
         "env_steps": actor.env_steps,
         "observation": space_to_json(observation),
         "unread": reader.unread,
-        "action": space_to_json(actor.spec.env_action or actor.spec.action),
+        "action": space_to_json(action),
     }
-    return PolicyFunction(step, memory, observation, reader.choices, about)
+    return PolicyFunction(step, memory, observation, action, reader.choices, about)

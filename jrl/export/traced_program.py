@@ -59,7 +59,7 @@ class TracedProgram(NamedTuple):
         for op in self.operations:
             params = op.params
             if inputs:
-                params = {name: self._replace_batch(value, inputs[0].shape[0]) for name, value in params.items()}
+                params = {name: self.replace_batch(value, inputs[0].shape[0]) for name, value in params.items()}
             result = op.primitive.bind(*(values[i] for i in op.inputs), **params)
             values.update(zip(op.outputs, result if op.primitive.multiple_results else [result]))
         return tuple(values[i] for i in self.outputs)
@@ -69,9 +69,10 @@ class TracedProgram(NamedTuple):
         """Shapes [N, ...] and dtypes of the memory."""
         return tuple(self.types[i] for i in self.inputs[self.num_obs : self.num_obs + self.num_memory])
 
-    def _replace_batch(self, param: Any, size: Any) -> Any:
+    def replace_batch(self, param: Any, size: Any) -> Any:
+        """Returns a shape, or another parameter of an operation, with the number `size` for N."""
         if type(param) is tuple:
-            return tuple(self._replace_batch(x, size) for x in param)
+            return tuple(self.replace_batch(x, size) for x in param)
         return _find_multiple(param) * size if export.is_symbolic_dim(param) else param
 
 

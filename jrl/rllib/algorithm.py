@@ -448,7 +448,7 @@ class Algorithm(LearnerMethods):
           export_dir: directory; an earlier export in it is replaced.
           policy_id: policy.
           onnx: argument of RLlib; a number selects the format onnx.
-          format: npz, stablehlo or onnx.
+          format: npz, stablehlo, onnx or c.
         Raises:
           InputError: the format cannot express the policy, or a library is not installed.
         """

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 
@@ -60,6 +61,8 @@ for _name in algos.names():
         _discrete = issubclass(Discrete, algos.get_config_class(_name).acts_in)
         CASES[_name] = (_name, EnvSpec(VECTOR, Discrete(50), 1) if _discrete else CONTINUOUS, [])
 BLOCKED = {"npz": "jrl,jax,jaxlib,flax,ml_dtypes", "stablehlo": "jrl,flax,optax,orbax", "onnx": "jrl,jax,jaxlib,flax"}
+BLOCKED["c"] = BLOCKED["npz"]
+NOT_IN_C = ("ppo_nature", "td3_impala")  # convolutions
 
 
 QUICK = ("ppo", "td3", "dqn_rainbow")  # one of each kind of actions and of networks in make test
@@ -91,10 +94,14 @@ def observations(space):
     return obs
 
 
-@pytest.fixture(scope="module", params=["npz", "stablehlo", "onnx"])
+@pytest.fixture(scope="module", params=["npz", "stablehlo", "onnx", pytest.param("c", marks=pytest.mark.slow)])
 def exported(request, policies, tmp_path_factory):
     """Returns (format, directory of each export, with the actions of a process without jrl beside it)."""
     root = tmp_path_factory.mktemp(request.param)
+    if request.param == "c":
+        if shutil.which("cc") is None:
+            pytest.skip("no C compiler")
+        policies = {name: policy for name, policy in policies.items() if name not in NOT_IN_C}
     for name, (_, obs, _, found) in policies.items():
         np.save(root / f"{name}.obs.npy", obs)
         if request.param != "onnx":
@@ -127,7 +134,9 @@ def test_the_cases_cover_every_algorithm():
 
 @pytest.mark.parametrize("name", each_case)
 def test_actions_are_those_of_jrl(exported, policies, name):
-    _, root = exported
+    format, root = exported
+    if format == "c" and name in NOT_IN_C:
+        pytest.skip("--format c has no convolutions")
     expected = policies[name][2]
     for batch in (32, 1):
         found = np.load(root / f"{name}.{batch}.npy")
@@ -163,6 +172,8 @@ def test_policy_json_describes_the_export(exported):
     ],
 )
 def test_observations_of_another_kind_are_refused(exported, name, obs, message):
+    if exported[0] == "c" and name in NOT_IN_C:
+        pytest.skip("--format c has no convolutions")
     with pytest.raises(ValueError, match=message):
         load(exported[1] / name).act(obs)
 

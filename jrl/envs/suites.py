@@ -56,7 +56,7 @@ def vectorize(
         that ended on the same step share k fresh states. "first": each returns to its first state.
       tasks: tasks that environments draw; both functions get the task of one environment as the last argument.
     """
-    reset_one, step_one = _keep_keys(reset_one, step_one)
+    reset_one, step_one = _make_storable(reset_one, step_one)
     keys = lambda key: jax.random.split(key, spec.num_envs)
     num_shared = int(reset_mode[len("shared(") : -1]) if reset_mode.startswith("shared(") else None
 
@@ -83,27 +83,41 @@ def vectorize(
 
 
 @struct.dataclass
-class _RawKey:
-    """A random key in the state of an environment, as numbers that a checkpoint can hold."""
+class _Key:
+    """A random key as the numbers of `jax.random.key_data`."""
 
-    data: Array  # u32, of `jax.random.key_data`
+    data: Array  # u32
     impl: str = struct.field(pytree_node=False)
 
 
-def _keep_keys(reset_one: Callable[..., Any], step_one: Callable[..., Any]) -> tuple[Callable[..., Any], ...]:
-    """Returns functions of one environment whose state has a `_RawKey` for each random key."""
-    is_key = lambda x: jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
-    raw = lambda x: _RawKey(jax.random.key_data(x), str(jax.random.key_impl(x))) if is_key(x) else x
-    typed = lambda x: jax.random.wrap_key_data(x.data, impl=x.impl) if isinstance(x, _RawKey) else x
+@struct.dataclass
+class _Empty:
+    """An array without elements, which needs no storage."""
 
-    def reset(key: Key) -> tuple[PyTree, PyTree]:
-        state, obs = reset_one(key)
-        return jax.tree.map(raw, state), obs
+    like: jax.ShapeDtypeStruct = struct.field(pytree_node=False)
 
-    def step(state: PyTree, action: PyTree, key: Key) -> tuple[PyTree, PyTree, Array, Array]:
-        state = jax.tree.map(typed, state, is_leaf=lambda x: isinstance(x, _RawKey))
-        state, *result = step_one(state, action, key)
-        return jax.tree.map(raw, state), *result
+
+def _make_storable(reset_one: Callable[..., Any], step_one: Callable[..., Any]) -> tuple[Callable[..., Any], ...]:
+    """Returns functions of one environment whose state consists of arrays that Orbax can save."""
+
+    def pack(x: Any) -> Any:
+        if jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key):
+            return _Key(jax.random.key_data(x), str(jax.random.key_impl(x)))
+        return x if jnp.size(x) else _Empty(jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)))
+
+    def unpack(x: Any) -> Any:
+        if isinstance(x, _Key):
+            return jax.random.wrap_key_data(x.data, impl=x.impl)
+        return jnp.zeros(x.like.shape, x.like.dtype) if isinstance(x, _Empty) else x
+
+    def reset(*given: Any) -> tuple[PyTree, PyTree]:
+        state, obs = reset_one(*given)
+        return jax.tree.map(pack, state), obs
+
+    def step(state: PyTree, *given: Any) -> tuple[PyTree, PyTree, Array, Array]:
+        state = jax.tree.map(unpack, state, is_leaf=lambda x: isinstance(x, _Key | _Empty))
+        state, *result = step_one(state, *given)
+        return jax.tree.map(pack, state), *result
 
     return reset, step
 

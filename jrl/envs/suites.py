@@ -215,7 +215,7 @@ def make_playground(name: str, cfg: EnvConfig, options: dict[str, Any], state: b
     """Makes B environments of MuJoCo Playground; options: `max_episode_steps`, and keys of playground's config.
 
     `impl`, the physics engine, is `warp` with CUDA, else `jax`. An `action_repeat` in playground's config is not
-    applied: its own wrapper does that.
+    applied: `env.action_repeat` does that.
     """
     registry = import_suite("mujoco_playground").registry
     if name not in registry.ALL_ENVS:

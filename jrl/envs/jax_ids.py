@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl import registry
-from jrl.envs import limits, multi_agent
+from jrl.envs import jax_options, limits, multi_agent
 from jrl.envs.backends import IN_JAX, SUITES, suite_of
 from jrl.envs.context import check_options, parameters_of
 from jrl.envs.gym_ids import load_class
@@ -137,11 +137,9 @@ def make(cfg: EnvConfig, *, state: bool, **unused: Any) -> JaxEnv:
     elif cfg.horizon is not None and (own is None or own > cfg.horizon):
         env = build_env(max_episode_steps=cfg.horizon)
     if cfg.action_repeat > 1:
-        env = limits.repeat(env, cfg.action_repeat)
+        env = jax_options.repeat(env, cfg.action_repeat)
     if cfg.on_nonfinite is not None:
-        from jrl.envs import nonfinite
-
-        env = nonfinite.reset_nonfinite(env)
+        env = jax_options.reset_nonfinite(env)
     return env
 
 

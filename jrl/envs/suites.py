@@ -285,7 +285,7 @@ def make_playground(name: str, cfg: EnvConfig, options: dict[str, Any], state: b
     """Makes B environments of MuJoCo Playground; options: `max_episode_steps`, and keys of playground's config.
 
     `impl`, the physics engine, is `warp` with CUDA, else `jax`. An `action_repeat` in playground's config is not
-    applied: its own wrapper does that. With `env.randomize` each environment has a model, drawn once.
+    applied: `env.action_repeat` does that. With `env.randomize` each environment has a model, drawn once.
     """
     registry = import_suite("mujoco_playground").registry
     if name not in registry.ALL_ENVS:

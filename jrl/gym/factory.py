@@ -33,7 +33,8 @@ class EnvFactory:
     Args:
       found: class or function; called with an EnvContext if `by_context`, else with the options as keyword arguments.
       context: context of environment 0.
-      horizon, soft_horizon, action_repeat: see `jrl.envs.limits`.
+      horizon, soft_horizon: see `jrl.envs.limits`.
+      action_repeat: see `Repeated`.
     """
 
     def __init__(

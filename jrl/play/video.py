@@ -258,7 +258,8 @@ def play_frames(
         game = episode % games
         draw = functools.partial(env.render, game) if isinstance(env, render.Games) else env.render
         acting.reset()
-        obs, reward, begins = env.reset(), None, None
+        obs, begins = env.reset(), None
+        reward: Any = None
         total, steps, done = 0.0, 0, False
         yield draw()
         while not done and steps < max_steps:

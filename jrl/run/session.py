@@ -309,13 +309,13 @@ class Session(BaseSession):
     def count_call(self, state: LoopState, metrics: Metrics, report: Episodes) -> StepInfo:
         """Takes the result of a call: state and counters."""
         info = self.calls.count_call(state, metrics, report)
-        if self._latest is not None:
-            self._check_finite(self._latest.episodes)
-        self._latest, self.state = info, info.state
+        before, self._latest, self.state = self._latest, info, info.state
         self.version += 1
         self.iteration, self.clock = info.iteration, info.clock
         if self.callback_list:
             self.callback_list.recreated(self._callback_target, self.workers, self.run.program.source)
+        if before is not None:
+            self._check_finite(before.episodes)
         return info
 
     def _check_finite(self, report: Episodes) -> None:

@@ -1,4 +1,4 @@
-"""Option `env.on_nonfinite`: environments in JAX with numbers that are not finite begin a new episode."""
+"""Options of environments written in JAX: `env.action_repeat` and `env.on_nonfinite`. Others are in `limits`."""
 
 import functools
 from typing import Any
@@ -7,7 +7,39 @@ import jax
 import jax.numpy as jnp
 
 from jrl.envs.jax_env import select
+from jrl.envs.transform import wrap_state
+from jrl.spaces import elements
 from jrl.types import Array, JaxEnv, Key, PyTree, StepResult
+
+
+def repeat(env: JaxEnv, times: int) -> JaxEnv:
+    """Returns `env`, whose state has leaves [B, ...], with steps that take each action `times` times.
+
+    A step sums the rewards. It stops at an episode's end, and returns the final observation. A reset is one step. The
+    new state holds `env`'s state, and `ended` [B] bool: the next step is a reset.
+    """
+    limit = env.spec.max_episode_steps
+    spec = env.spec._replace(max_episode_steps=None if limit is None else -(-limit // times))
+    no = lambda: jnp.zeros((spec.num_envs,), bool)
+
+    def reset(key: Key) -> tuple[PyTree, PyTree]:
+        inner, obs = env.reset(key)
+        return {"env": inner, "ended": no()}, obs
+
+    def step(state: PyTree, action: Array, key: Key) -> tuple[PyTree, StepResult]:
+        def once(carry: PyTree, key: Key) -> tuple[PyTree, None]:
+            inner, result, is_over = carry
+            moved, new = env.step(inner, action, key)
+            new = new._replace(reward=result.reward + new.reward)
+            inner, result = select(is_over, (inner, result), (moved, new))
+            return (inner, result, state["ended"] | result.terminated | result.truncated), None
+
+        obs = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), elements(spec.observation, spec.num_envs))
+        nothing = StepResult(obs, jnp.zeros((spec.num_envs,), jnp.float32), no(), no())
+        (inner, result, _), _ = jax.lax.scan(once, (state["env"], nothing, no()), jax.random.split(key, times))
+        return {"env": inner, "ended": result.terminated | result.truncated}, result
+
+    return wrap_state(env, spec, reset, step)._replace(fps=env.fps / times)
 
 
 def reset_nonfinite(env: JaxEnv) -> JaxEnv:

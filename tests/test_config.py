@@ -130,6 +130,17 @@ def test_clip_rewards_takes_its_five_forms(fakes):
         assert got == wanted and type(got) is type(wanted)
 
 
+def test_former_keys_of_norms_are_read():
+    """Of files, of a config's data and of the command line, which has the last word."""
+    network = lambda **given: made(network=given).network
+    assert network(layer_norm=True).norm == "layer" and network(layer_norm=False).norm == "none"
+    old = network(layer_norm=False, critic_layer_norm=True)
+    assert (old.norm, old.critic_norm) == ("none", "layer")
+    data = {"algo": {"name": "ppo"}, "env": {"id": "CartPole-v1"}, "network": {"critic_layer_norm": True}}
+    assert config.override(data, ["network.critic_layer_norm=false"]).network.critic_norm is None
+    assert config.override(data, ["network.critic_norm=none"]).network.critic_norm == "none"
+
+
 def test_former_names_of_choices_are_read():
     cfg = made(env={"backend": "graph"}, rollout={"collector": "graph"})
     assert (cfg.env.backend, cfg.rollout.collector) == ("jax", "program")

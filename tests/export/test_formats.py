@@ -47,6 +47,7 @@ CASES = {
     "dqn_quantiles": ("dqn", EnvSpec(VECTOR, Discrete(5), 1), ["algo.head=qr", "network.activation=relu"]),
     "sac": ("sac", CONTINUOUS, []),
     "sac_discrete": ("sac", EnvSpec(VECTOR, Discrete(3), 1), []),
+    "td3_renorm": ("td3", CONTINUOUS, ["network.norm=batch_renorm", "network.dropout=0.1"]),
     # exploration with a state, which deterministic actions do not read
     "td3": ("td3", CONTINUOUS, ["algo.exploration.name=ornstein_uhlenbeck"]),
     "td3_impala": ("td3", EnvSpec(COLOURS, NORMAL, 1, None, OWN), ["network.torso=impala"]),

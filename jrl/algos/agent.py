@@ -46,6 +46,7 @@ class Common:
     learns_from: ClassVar[type] = Fresh
     acts_in: ClassVar[Any] = Space
     has_critic: ClassVar[bool] = False  # whether a critic beside the policy reads `network.value_inputs`
+    has_teacher: ClassVar[bool] = False  # whether a trained policy, `teacher`, reads `network.value_inputs`
     in_teams: ClassVar[bool] = False  # whether it acts only for teams, see jrl.envs.team
 
     lr: NonNegativeSchedule = 3e-4  # Adam's step size

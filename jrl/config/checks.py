@@ -443,6 +443,18 @@ TABLE = (
         "network.encoders out"),
     Row("network.value_inputs network.critic_layer_norm network.critic_hidden network.shared algo.name",
         _critic_faults),
+    Row("algo.teacher", lambda c: traits(c.algo).has_teacher and not c.algo.teacher,
+        "algo.teacher: expected the run directory or checkpoint of a trained policy, got null: set it, e.g. "
+        "algo.teacher=runs/teacher"),
+    *_excluded(
+        "algo.teacher",
+        lambda c: traits(c.algo).has_teacher,
+        {
+            "multi_agent": "a teacher has one student",
+            "external": "a teacher labels each step while the student acts here",
+        },
+        "{key}: {name} learns from a teacher, and {why}: leave it out",
+    ),
     Row("network.max_seq_len network.core.name",
         lambda c: c.network.max_seq_len is not None and not c.network.recurrent,
         "network.max_seq_len: expected a network with memory, got network.core none: set network.core.name to lstm, "

@@ -107,7 +107,7 @@ def _build_player(
     registry.install(registered)
     number, offset = build_collect.restarted(count, restarts), sum(sizes[:index])
     env = build_environments(cfg, sizes[index], index=number, offset=offset)
-    algo = build.algorithm(cfg, env.spec)
+    algo = build.algorithm(config.without_loss(cfg), env.spec)
     return Player(env, algo.act, carry=algo.carry, explore=cfg.rollout.explore, length=length, infos=infos)
 
 

@@ -10,7 +10,7 @@ With several agents, a leaf `state` is the global state for critics and mixers. 
 """
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -114,6 +114,16 @@ def map_leaves(fn: Callable[..., Any], space: Space, *trees: PyTree) -> PyTree:
 def from_leaves(space: Space, parts: list[Any]) -> PyTree:
     """Returns the element of `space` whose leaves are `parts`, in the order of `leaves(space)`."""
     return jax.tree.unflatten(jax.tree.structure(map_leaves(lambda leaf: 0, space)), parts)
+
+
+def replace_leaves(space: Space, new: Iterator[Leaf]) -> Space:
+    """Returns `space` with its leaves replaced by those of `new`, in the order of `leaves(space)`."""
+    if isinstance(space, Dict):
+        found = {name: replace_leaves(part, new) for name, part in sorted(space.items)}
+        return Dict(tuple((name, found[name]) for name, _ in space.items))
+    if isinstance(space, Tuple):
+        return Tuple(tuple(replace_leaves(part, new) for part in space.items))
+    return next(new)
 
 
 # ---------------------------------------------------------------- agents of different kinds

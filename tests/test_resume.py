@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl import algos, config, train
+from jrl import algos, config, load, train
 from jrl.algos import ppo
 from jrl.fields.data import DataSets, Replay, learns_from
 from jrl.metrics import loggers
@@ -270,8 +270,37 @@ ON_IN_JAX = [
 )
 def test_a_run_that_lost_its_latter_half_becomes_the_same_again(algo, backend, guarantee, tmp_path, monkeypatch):
     """As if killed after its third checkpoint; environments that cannot be stored start anew at each."""
+    lose_latter_half(algo, [f"--set=env.backend={backend}"], guarantee, tmp_path, monkeypatch)
+
+
+ROBOTICS = [
+    "--env=Pendulum-v1", "--set=env.randomize={mass: [0.5, 2.0]}", "--set=env.observe_task=true",
+    "--set=env.observation_noise={obs: 0.1}", "--set=env.action_delay=[0, 3]", "--set=env.frame_stack=2",
+    "--set=env.options.max_episode_steps=20", "--set=network.value_inputs=[task]",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("algo", "core"),
+    [
+        ("ppo", []),
+        pytest.param("ppo", ["--set=network.core={name: gru, size: 8}"], marks=pytest.mark.slow),
+        pytest.param("sac", [], marks=pytest.mark.slow),
+    ],
+)
+def test_random_options_of_environments_resume_exactly(algo, core, tmp_path, monkeypatch):
+    """Tasks and waiting actions are part of a checkpoint; the policy acts without the task."""
+    out = lose_latter_half(algo, [*ROBOTICS, *core], "bitwise", tmp_path, monkeypatch)
+    states = checkpoint.read(checkpoint.locate(out), "source")
+    names = {"/".join(str(key) for key in path) for path, _ in jax.tree_util.tree_leaves_with_path(states)}
+    assert any("waiting" in name for name in names) and any("mass" in name for name in names)
+    acting = load(out)
+    assert acting.act({"obs": np.zeros(3, np.float32)}).shape == (1,)
+
+
+def lose_latter_half(algo, more, guarantee, tmp_path, monkeypatch):
     whole, halves = tmp_path / "whole", tmp_path / "halves"
-    exact = [f"--set=env.backend={backend}", "--set=checkpoint.exact=true", "--set=checkpoint.every=200"]
+    exact = [*more, "--set=checkpoint.exact=true", "--set=checkpoint.every=200"]
     exact += ["--set=evaluation.every=300", "--set=evaluation.duration=2", "--set=run.report_every=100"]
     exact += ["--set=checkpoint.keep_last=20", "--stop=env_steps=1000"]
     assert run(algo, *exact, out=whole) == 0
@@ -291,6 +320,7 @@ def test_a_run_that_lost_its_latter_half_becomes_the_same_again(algo, backend, g
         (halves / "result.jsonl").read_text().replace('"iteration": ', '"iteration": 1')
     )
     assert prove_resume.differences(whole, halves)
+    return halves
 
 
 @pytest.mark.slow

@@ -356,6 +356,9 @@ _EXTERNAL = (
             "env.horizon": "clients end their episodes",
             "env.batch_size": "external.max_wait_ms groups requests instead",
             PROCESSES: _PLAYED,
+            "env.randomize": _PLAYED,
+            "env.observation_noise": f"{_SENT}: let them add noise",
+            "env.action_delay": _PLAYED,
             "env.action_mask_info": "clients send masks as action_mask of the observation",
             "network.use_prev_action": _SENT,
             "network.use_prev_reward": _SENT,
@@ -484,6 +487,12 @@ TABLE = (
             and f"evaluation.num_envs: expected at most evaluation.duration = {c.evaluation.duration} episodes, got "
             f"{c.evaluation.num_envs}: lower it"
         )),
+    Row("custom.env_task env.randomize", lambda c: c.custom.env_task and c.env.randomize,
+        "custom.env_task: with env.randomize each environment draws its own task: leave one of them out"),
+    Row("evaluation.config env.observe_task",
+        lambda c: c.env.observe_task and "randomize" in (c.evaluation.config.get("env") or {}),
+        "evaluation.config.env.randomize: with env.observe_task the policy reads numbers scaled by the ranges of "
+        "training: leave it out"),
     Row("rollout.max_policy_lag rollout.mode",
         lambda c: c.rollout.mode == "sync" and c.rollout.max_policy_lag is not None,
         "rollout.max_policy_lag: expected rollout.mode async, got sync, whose policy does not lag: set "

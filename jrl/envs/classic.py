@@ -19,22 +19,28 @@ def _columns(state):
     return jnp.stack(state, -1)
 
 
-def cartpole() -> Definition:
+def cartpole(
+    gravity: float = 9.8, masscart: float = 1.0, masspole: float = 0.1, length: float = 0.5, force_mag: float = 10.0
+) -> Definition:
     """Returns the definition of CartPole-v1: keep a pole upright (Barto, Sutton and Anderson, 1983).
 
     State x, x', theta, theta'.
+
+    Args:
+      gravity: m/s**2.
+      masscart, masspole: kg.
+      length: half of the pole's length, m.
+      force_mag: push to the left or right, N.
     """
-    gravity, total_mass, half_length, force, dt = 9.8, 1.1, 0.5, 10.0, 0.02
-    pole_mass = 0.1
-    pole_moment = pole_mass * half_length
+    dt, total_mass, pole_moment = 0.02, masscart + masspole, masspole * length
     x_limit, theta_limit = 2.4, 12 * 2 * math.pi / 360
 
     def step(state, action, draws):
         x, x_dot, theta, theta_dot = state
-        push = jnp.where(action == 1, force, -force)
+        push = jnp.where(action == 1, force_mag, -force_mag)
         cos, sin = jnp.cos(theta), jnp.sin(theta)
         temp = (push + pole_moment * theta_dot**2 * sin) / total_mass
-        theta_acc = (gravity * sin - cos * temp) / (half_length * (4.0 / 3.0 - pole_mass * cos**2 / total_mass))
+        theta_acc = (gravity * sin - cos * temp) / (length * (4.0 / 3.0 - masspole * cos**2 / total_mass))
         x_acc = temp - pole_moment * theta_acc * cos / total_mass
         x, theta = x + dt * x_dot, theta + dt * theta_dot
         state = (x, x_dot + dt * x_acc, theta, theta_dot + dt * theta_acc)
@@ -53,16 +59,23 @@ def cartpole() -> Definition:
     )
 
 
-def pendulum() -> Definition:
-    """Returns the definition of Pendulum-v1: swing up and hold. State theta (0 is up), theta'."""
-    max_speed, max_torque, dt, gravity = 8.0, 2.0, 0.05, 10.0
+def pendulum(mass: float = 1.0, length: float = 1.0, gravity: float = 10.0) -> Definition:
+    """Returns the definition of Pendulum-v1: swing up and hold. State theta (0 is up), theta'.
+
+    Args:
+      mass: kg.
+      length: m.
+      gravity: m/s**2.
+    """
+    max_speed, max_torque, dt = 8.0, 2.0, 0.05
+    pull, inverse_inertia = 3 * gravity / (2 * length), 3.0 / (mass * length**2)  # of a rod, around its end
 
     def step(state, action, draws):
         theta, speed = state
         torque = jnp.clip(action[:, 0], -max_torque, max_torque)
         angle = (theta + math.pi) % (2 * math.pi) - math.pi
         reward = -(angle**2 + 0.1 * speed**2 + 0.001 * torque**2)
-        speed = jnp.clip(speed + (1.5 * gravity * jnp.sin(theta) + 3.0 * torque) * dt, -max_speed, max_speed)
+        speed = jnp.clip(speed + (pull * jnp.sin(theta) + inverse_inertia * torque) * dt, -max_speed, max_speed)
         return (theta + speed * dt, speed), reward, jnp.zeros(reward.shape, bool)
 
     return Definition(
@@ -76,13 +89,13 @@ def pendulum() -> Definition:
     )
 
 
-def _mountain_car(action, push, reward, goal: float, max_episode_steps: int) -> Definition:
+def _mountain_car(action, push, reward, goal: float, max_episode_steps: int, gravity: float) -> Definition:
     """Returns a mountain car. State position, velocity; `push(action)` is the car's acceleration."""
     low, high, max_speed = -1.2, 0.6, 0.07
 
     def step(state, action, draws):
         position, velocity = state
-        velocity = jnp.clip(velocity + push(action) - 0.0025 * jnp.cos(3 * position), -max_speed, max_speed)
+        velocity = jnp.clip(velocity + push(action) - gravity * jnp.cos(3 * position), -max_speed, max_speed)
         position = jnp.clip(position + velocity, low, high)
         velocity = jnp.where((position <= low) & (velocity < 0), 0.0, velocity)
         at_goal = (position >= goal) & (velocity >= 0)
@@ -99,27 +112,40 @@ def _mountain_car(action, push, reward, goal: float, max_episode_steps: int) -> 
     )
 
 
-def mountain_car() -> Definition:
-    """Returns the definition of MountainCar-v0: rock out of a valley; -1 per step (Moore, 1990)."""
-    push = lambda action: (action - 1) * 0.001
+def mountain_car(force: float = 0.001, gravity: float = 0.0025) -> Definition:
+    """Returns the definition of MountainCar-v0: rock out of a valley; -1 per step (Moore, 1990).
+
+    Args:
+      force, gravity: changes of the velocity per step.
+    """
+    push = lambda action: (action - 1) * force
     reward = lambda action, at_goal: jnp.full(at_goal.shape, -1.0)
-    return _mountain_car(Discrete(3), push, reward, goal=0.5, max_episode_steps=200)
+    return _mountain_car(Discrete(3), push, reward, goal=0.5, max_episode_steps=200, gravity=gravity)
 
 
-def mountain_car_continuous() -> Definition:
-    """Returns the definition of MountainCarContinuous-v0: a force; 100 at the goal, less 0.1 force**2 per step."""
-    push = lambda action: jnp.clip(action[:, 0], -1.0, 1.0) * 0.0015
+def mountain_car_continuous(power: float = 0.0015, gravity: float = 0.0025) -> Definition:
+    """Returns the definition of MountainCarContinuous-v0: a force; 100 at the goal, less 0.1 force**2 per step.
+
+    Args:
+      power: change of the velocity per step by a force of 1.
+      gravity: change of the velocity per step.
+    """
+    push = lambda action: jnp.clip(action[:, 0], -1.0, 1.0) * power
     reward = lambda action, at_goal: 100.0 * at_goal - 0.1 * action[:, 0] ** 2
-    return _mountain_car(Box((1,), "float32", -1.0, 1.0), push, reward, goal=0.45, max_episode_steps=999)
+    box = Box((1,), "float32", -1.0, 1.0)
+    return _mountain_car(box, push, reward, goal=0.45, max_episode_steps=999, gravity=gravity)
 
 
-def acrobot() -> Definition:
+def acrobot(gravity: float = 9.8) -> Definition:
     """Returns the definition of Acrobot-v1: swing a two-link arm above the bar; -1 per step.
 
     Sutton and Barto's "book" dynamics, RK4. State theta1, theta2, theta1', theta2'; masses and lengths 1, centres of
     mass at 0.5, moments of inertia 1.
+
+    Args:
+      gravity: m/s**2.
     """
-    gravity, dt, max_speeds = 9.8, 0.2, (4 * math.pi, 9 * math.pi)
+    dt, max_speeds = 0.2, (4 * math.pi, 9 * math.pi)
 
     def derivative(state, torque):
         theta1, theta2, speed1, speed2 = state

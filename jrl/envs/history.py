@@ -75,7 +75,8 @@ def build_history(
     space = spec.observation
     if frame_stack > 1:
         parts = zip(spaces.leaves(space), stacks, strict=True)
-        space = _replace_leaves(space, iter([leaf if stack is None else stack.space for (_, leaf), stack in parts]))
+        stacked = [leaf if stack is None else stack.space for (_, leaf), stack in parts]
+        space = spaces.replace_leaves(space, iter(stacked))
     added: list[tuple[str, Space]] = []
     if prev_action:
         added.append((PREV_ACTION, spec.action))
@@ -203,16 +204,6 @@ def _build_stack(leaf: Box, n: int) -> _Stack:
 
     stacked = (*frame[:at], size * n, *frame[at + 1 :])
     return _Stack(Box(stacked, leaf.dtype, bound(leaf.low), bound(leaf.high)), n, size, at + 1, new)
-
-
-def _replace_leaves(space: Space, new: Any) -> Space:
-    """Returns `space` with its leaves replaced by the iterator `new`, in the order of `spaces.leaves`."""
-    if isinstance(space, Dict):
-        found = {name: _replace_leaves(part, new) for name, part in sorted(space.items)}
-        return Dict(tuple((name, found[name]) for name, _ in space.items))
-    if isinstance(space, Tuple):
-        return Tuple(tuple(_replace_leaves(part, new) for part in space.items))
-    return next(new)
 
 
 def _expand_like(fresh: Array, x: Array) -> Array:

@@ -1,11 +1,11 @@
 """Environments written in JAX: the dynamics of one step, and the reset contract around them.
 
 A definition may have a task: numbers passed to its functions as the last argument. They are part of the state, and can
-be set between two calls of a program without recompiling it.
+be set between two calls of a program without recompiling it. With `env.randomize` each environment draws its own task.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,9 @@ from jrl.gym.exceptions import format_definition
 from jrl.ops import random
 from jrl.spaces import elements
 from jrl.types import Array, EnvSpec, InputError, JaxEnv, Key, PyTree, Space, StepResult
+
+if TYPE_CHECKING:  # imported with `env.randomize` only
+    from jrl.envs.randomization import Tasks
 
 ENDED = -1  # JaxState.elapsed of an environment whose next step resets
 
@@ -51,8 +54,8 @@ class JaxState:
     task: PyTree = ()  # leaves [B, ...]; (): no task
 
 
-def build(definition: Definition, num_envs: int) -> JaxEnv:
-    """Returns B environments of a definition.
+def build(definition: Definition, num_envs: int, tasks: "Tasks | None" = None) -> JaxEnv:
+    """Returns B environments of a definition; `tasks` as in `under_contract`.
 
     Raises:
       InputError: while tracing, the functions return other arrays than the definition declares.
@@ -82,11 +85,16 @@ def build(definition: Definition, num_envs: int) -> JaxEnv:
         return inner, observe(inner, *extra), reward, terminated
 
     spec = EnvSpec(definition.observation, definition.action, num_envs, definition.max_episode_steps)
-    return under_contract(spec, reset, advance, task=definition.task)
+    return under_contract(spec, reset, advance, task=definition.task, tasks=tasks)
 
 
 def under_contract(
-    spec: EnvSpec, reset: Callable[..., tuple[PyTree, PyTree]], advance: Callable[..., Any], *, task: PyTree = None
+    spec: EnvSpec,
+    reset: Callable[..., tuple[PyTree, PyTree]],
+    advance: Callable[..., Any],
+    *,
+    task: PyTree = None,
+    tasks: "Tasks | None" = None,
 ) -> JaxEnv:
     """Adds the reset contract and the time limit to the functions of a definition (see `jrl.types.StepResult`).
 
@@ -97,26 +105,39 @@ def under_contract(
       reset: key -> (inner, obs).
       advance: (inner, action, key, fresh) -> (inner, obs, reward, terminated). Environments with `fresh` [B] are reset;
         their reward and terminated are ignored.
-      task: initial task, passed to both functions as the last argument; None: no task.
+      task: initial task of all environments, passed to both functions as the last argument; None: no task.
+      tasks: tasks that environments draw, instead of `task`. They cannot be set.
     """
     like = () if task is None else jax.tree.map(_to_array, task)
-    extra = lambda state_task: () if task is None else (state_task,)
+    extra = lambda state_task: () if task is None and tasks is None else (state_task,)
+    if tasks is not None:
+        spec = spec._replace(observation=tasks.add_to_space(spec.observation))
 
     def first(key: Key) -> tuple[JaxState, PyTree]:
-        initial = jax.tree.map(lambda x: jnp.array(jnp.broadcast_to(x, (spec.num_envs, *x.shape))), like)
+        if tasks is None:
+            initial = jax.tree.map(lambda x: jnp.array(jnp.broadcast_to(x, (spec.num_envs, *x.shape))), like)
+        else:
+            key, task_key = jax.random.split(key)
+            initial = tasks.draw(task_key)
         inner, obs = reset(key, *extra(initial))
+        obs = obs if tasks is None else tasks.add_to_observation(obs, initial)
         # a copy: the caller donates state and observation, which must not share a buffer
         return JaxState(inner, jnp.zeros((spec.num_envs,), jnp.int32), initial), jax.tree.map(jnp.copy, obs)
 
     def step(state: JaxState, action: PyTree, key: Key) -> tuple[JaxState, StepResult]:
         check_action(spec.action, spec.num_envs, action)  # while tracing: shape and dtype
         fresh, elapsed, at_limit = count_step(state.elapsed, spec.max_episode_steps)
-        inner, obs, reward, terminated = advance(state.inner, action, key, fresh, *extra(state.task))
+        own = state.task
+        if tasks is not None and tasks.each_episode:
+            key, task_key = jax.random.split(key)
+            own = select(fresh, tasks.draw(task_key), own)
+        inner, obs, reward, terminated = advance(state.inner, action, key, fresh, *extra(own))
+        obs = obs if tasks is None else tasks.add_to_observation(obs, own)
         terminated, truncated, reward = find_ends(fresh, terminated, at_limit, reward)
         elapsed = jnp.where(terminated | truncated, ENDED, elapsed)
-        return JaxState(inner, elapsed, state.task), StepResult(obs, reward, terminated, truncated)
+        return JaxState(inner, elapsed, own), StepResult(obs, reward, terminated, truncated)
 
-    if task is None:
+    if task is None or tasks is not None:
         return JaxEnv(spec, first, step)
 
     def set_task(state: Any, new: PyTree) -> Any:

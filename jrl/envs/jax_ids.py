@@ -2,19 +2,21 @@
 
 import importlib.util
 import traceback
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jrl import registry
 from jrl.envs import limits, multi_agent
 from jrl.envs.backends import IN_JAX, SUITES, suite_of
-from jrl.envs.context import check_options
+from jrl.envs.context import check_options, parameters_of
 from jrl.envs.gym_ids import load_class
 from jrl.envs.jax_env import Definition, build, check_time_limit
 from jrl.envs.multi_agent import MultiDefinition
 from jrl.envs.pgx_env import num_players
-from jrl.errors import InputError
+from jrl.errors import InputError, did_you_mean
 from jrl.fields.env import EnvConfig
 from jrl.gym import exceptions
 from jrl.spaces import columns, elements
@@ -29,7 +31,7 @@ def ids() -> tuple[str, ...]:
 def check(cfg: EnvConfig) -> list[str]:
     """Returns faults of the id, without making an environment. Raises InputError as `load_definition`."""
     if (suite := suite_of(cfg.id)) is None:
-        load_definition(cfg.id, cfg.options)
+        load_definition(cfg.id, cfg.options, cfg.ranges)
     elif importlib.util.find_spec("mujoco_playground" if suite == "playground" else suite) is None:
         return [f"env.id {cfg.id}: {suite} is not installed: pip install {suite}"]
     return []
@@ -42,11 +44,15 @@ def has_agents(cfg: EnvConfig) -> bool:
     return isinstance(load_definition(cfg.id, cfg.options), MultiDefinition)
 
 
-def load_definition(id: str, options: dict[str, Any]) -> Definition | MultiDefinition:
+def load_definition(id: str, options: dict[str, Any], ranges: Mapping[str, Any] = {}) -> Definition | MultiDefinition:
     """Returns the definition of an id that is not of a suite.
 
+    Args:
+      id: value of `env.id`.
+      options: arguments of the function, and `max_episode_steps`.
+      ranges: names of numbers that become a task, a dict. They are arguments of the function, or entries of its task.
     Raises:
-      InputError: an unknown option, or a user's function that does not return a definition.
+      InputError: an unknown option or number, or a user's function that does not return a definition.
     """
     options = dict(options)
     found: Any = registry.registered(id)
@@ -74,7 +80,31 @@ def load_definition(id: str, options: dict[str, Any]) -> Definition | MultiDefin
             f"jrl.envs.multi_agent.MultiDefinition, got one that returns a {type(made).__name__}: set "
             "env.backend=gymnasium if this is an environment"
         )
+    if ranges and isinstance(made, Definition):
+        made = _add_task(id, made, found, options, ranges)
     return made if limit is None else made._replace(max_episode_steps=check_time_limit(limit))
+
+
+def _add_task(id: str, made: Definition, found: Any, options: dict[str, Any], ranges: Iterable[str]) -> Definition:
+    """Returns a definition whose task is a dict with the numbers `ranges`; `found(**options)` is `made`."""
+    if made.task is None:
+        arguments = (parameters_of(found) or {}) if callable(found) else {}
+        is_float = lambda p: isinstance(p.default, float) or p.annotation in (float, "float")
+        known = [name for name, p in arguments.items() if is_float(p)]
+    else:
+        known = [x for x in made.task if jnp.ndim(made.task[x]) == 0] if isinstance(made.task, dict) else []
+    if unknown := [name for name in ranges if name not in known]:
+        fix = did_you_mean(unknown[0], known) or (f": it has {', '.join(known)}" if known else ": it has none")
+        raise InputError(f"env.randomize.{unknown[0]}: {id} has no such number{fix}")
+    if made.task is not None:
+        return made
+    define = lambda task: found(**options, **task)  # with an array [B] for each number
+    return made._replace(
+        reset=lambda draws, task: define(task).reset(draws),
+        step=lambda state, action, draws, task: define(task).step(state, action, draws),
+        observe=lambda state, task: define(task).observe(state),
+        task=dict.fromkeys(ranges, 0.0),
+    )
 
 
 def make(cfg: EnvConfig, *, state: bool, **unused: Any) -> JaxEnv:
@@ -89,13 +119,17 @@ def make(cfg: EnvConfig, *, state: bool, **unused: Any) -> JaxEnv:
         if suite is not None:
             make_suite = registry.load(SUITES[suite], "env.id")
             return make_suite(cfg.id.partition(":")[2], cfg, options, state)
-        found = load_definition(cfg.id, options)
+        found = load_definition(cfg.id, options, cfg.ranges)
         if isinstance(found, MultiDefinition):
             return multi_agent.build(found, cfg.num_envs, state=state)
-        return build(found, cfg.num_envs)
+        if not cfg.ranges:
+            return build(found, cfg.num_envs)
+        from jrl.envs.randomization import draw_uniformly
+
+        return build(found, cfg.num_envs, draw_uniformly(cfg, found.task))
 
     env = build_env()
-    if suite is None and (registry.registered(cfg.id) is not None or cfg.id not in IN_JAX):
+    if suite is None and (cfg.ranges or registry.registered(cfg.id) is not None or cfg.id not in IN_JAX):
         _trace(cfg.id, env)
     if cfg.horizon is None:
         return env

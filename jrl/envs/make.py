@@ -66,6 +66,7 @@ LIMITED = (
     (_RESTARTS, ("gymnasium",), "only Gymnasium's environments are made again"),
     ("env.soft_horizon", ("gymnasium", "jax"), "EnvPool steps and resets all environments of a pool together"),
     ("env.action_mask_info", ("envpool", "gymnasium"), _MASKS),
+    ("env.randomize", ("jax",), "only environments in JAX have numbers that differ between environments"),
 )
 
 
@@ -85,13 +86,31 @@ def _check_options(cfg: EnvConfig, backend: str, on_failure: OnFailure) -> Itera
         yield f"{key}: {why}, and {cfg.id} is stepped by the {backend} backend: {fix}"
     if has_several and cfg.soft_horizon:
         yield soft_horizon_error(cfg.id)
+    for key, value in (("observation_noise", cfg.observation_noise), ("action_delay", cfg.longest_delay)):
+        if has_several and value:
+            yield f"env.{key}: {cfg.id} has several agents, and the option is for one: leave it out"
     if cfg.reset != "each" and (suite_of(cfg.id) is None or has_several):
         yield f"env.reset: only single agents of suites in JAX share resets, and {cfg.id} is not one: leave it out"
+    if cfg.randomize and backend == "jax":
+        yield from _check_randomize(cfg, has_several)
     if cfg.remote_worker_envs and not hasattr(os, "fork"):
         yield "env.remote_worker_envs: worker processes need an operating system with fork: leave it out"
     if on_failure.step_timeout_s is not None and not cfg.remote_worker_envs and not has_several:
         name = "env_runners.env_step_timeout_s"
         yield f"{name}: only a worker process can be ended: set env.remote_worker_envs, or leave it out"
+
+
+def _check_randomize(cfg: EnvConfig, has_several: bool) -> Iterator[str]:
+    suite = suite_of(cfg.id)
+    if has_several:
+        yield f"env.randomize: {cfg.id} has several agents, which share one task: leave it out"
+    elif suite == "playground" and cfg.ranges:
+        yield "env.randomize: playground draws whole models: use true, or a function package.module:name, not ranges"
+    elif suite not in (None, "gymnax", "craftax", "playground"):
+        yield f"env.randomize: environments of {suite} have no numbers by name: leave it out"
+    elif suite != "playground" and not cfg.ranges:
+        fix = "use ranges of numbers, such as {mass: [0.5, 2.0]}"
+        yield f"env.randomize: only playground has functions that draw models, and {cfg.id} is not of playground: {fix}"
 
 
 def is_multi_agent(env: EnvConfig | str, **settings: Any) -> bool:
@@ -151,19 +170,28 @@ def list_options(
 ) -> list[Option]:
     """Returns the options of environments in their order, from the environments to the policy.
 
-    1. actions are scaled and clipped; history must not see this: a previous action is the policy's
-    2. the meaning of ends
-    3. history, of each agent's own observations
-    4. `observation_fn`, which may remove any leaf, history included
-    5. `agent_id`, which a user's function does not see
-    6. teams, of their members' observations
-    7. game numbers, which only the policy mapping reads
-    8. rewards that do not count
+    1. the delay of actions, in the environment's own units
+    2. actions are scaled and clipped; history must not see this: a previous action is the policy's
+    3. the meaning of ends
+    4. noise: frames of a stack keep theirs
+    5. history, of each agent's own observations
+    6. `observation_fn`, which may remove any leaf, history included
+    7. `agent_id`, which a user's function does not see
+    8. teams, of their members' observations
+    9. game numbers, which only the policy mapping reads
+    10. rewards that do not count
     """
-    found: list[Option] = [
-        partial(scaling.scale_actions, env=cfg),
-        partial(limits.ends, no_done_at_end=cfg.no_done_at_end),
-    ]
+    found: list[Option] = []
+    if cfg.longest_delay:
+        from jrl.envs import latency
+
+        found.append(partial(latency.delay_actions, delay=cfg.action_delay))
+    found.append(partial(scaling.scale_actions, env=cfg))
+    found.append(partial(limits.ends, no_done_at_end=cfg.no_done_at_end))
+    if cfg.observation_noise:
+        from jrl.envs import noise
+
+        found.append(partial(noise.add_noise, deviation=cfg.observation_noise))
     if cfg.frame_stack > 1 or use_prev_action or use_prev_reward:
         from jrl.envs import history
 
@@ -240,7 +268,7 @@ def make(
         for kind in by_kind(made.spec):
             _check_sizes(cfg.id, kind)
         chain = list_options(cfg, use_prev_action=use_prev_action, use_prev_reward=use_prev_reward, agents=agents)
-        return transformed(made, *chain)
+        return transformed(made, *chain, seed=first)
     except InputError:
         made.close()
         raise

@@ -18,7 +18,7 @@ def scale_actions(spec: EnvSpec, env: EnvConfig) -> Transform | None:
     space, fn = policy_actions(spec.action, env)
     if fn is None:
         return None
-    return Transform(spec._replace(action=space, env_action=spec.action), act=lambda xp, action: fn(action))
+    return Transform(spec._replace(action=space, env_action=spec.action), act=lambda xp, state, action: fn(action))
 
 
 def policy_actions(

@@ -3,10 +3,11 @@
 A suite is a function that returns `vectorize(spec, reset_one, step_one, cfg.reset)`, and its line in `backends.SUITES`.
 """
 
+import contextlib
 import difflib
 import importlib
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +17,12 @@ from jrl.envs import spec as spaces
 from jrl.envs.jax_env import check_time_limit, select, under_contract
 from jrl.errors import cannot_import
 from jrl.fields.env import EnvConfig
+from jrl.registry import load as load_function
 from jrl.spaces import map_leaves
 from jrl.types import Array, Box, Dict, Discrete, EnvSpec, InputError, JaxEnv, Key, MultiDiscrete, PyTree, Space, Tuple
+
+if TYPE_CHECKING:  # imported with `env.randomize` only
+    from jrl.envs.randomization import Tasks
 
 NEVER = 2**30  # steps of an episode whose time limit is applied outside
 _CHUNKS = 64  # a step computes resets for B / 64 environments at a time
@@ -38,6 +43,7 @@ def vectorize(
     reset_one: Callable[[Key], tuple[PyTree, PyTree]],
     step_one: Callable[[PyTree, PyTree, Key], tuple[PyTree, PyTree, Array, Array]],
     reset_mode: str = "each",
+    tasks: "Tasks | None" = None,
 ) -> JaxEnv:
     """Returns B environments under the contract from the functions of one environment.
 
@@ -47,32 +53,37 @@ def vectorize(
       step_one: (state, action, key) -> (state, obs, reward, true end), without a reset and without a time limit.
       reset_mode: `env.reset`. "each": each environment that ended gets its own fresh state. "shared(k)": environments
         that ended on the same step share k fresh states. "first": each returns to its first state.
+      tasks: tasks that environments draw; both functions get the task of one environment as the last argument.
     """
     keys = lambda key: jax.random.split(key, spec.num_envs)
     num_shared = int(reset_mode[len("shared(") : -1]) if reset_mode.startswith("shared(") else None
 
-    def reset(key: Key) -> tuple[PyTree, PyTree]:
-        first = jax.vmap(reset_one)(keys(key))
+    def reset(key: Key, *task: PyTree) -> tuple[PyTree, PyTree]:
+        first = jax.vmap(reset_one)(keys(key), *task)
         return ((first[0], first), first[1]) if reset_mode == "first" else first
 
-    def advance(inner: PyTree, action: PyTree, key: Key, fresh: Array) -> tuple[PyTree, PyTree, Array, Array]:
+    def advance(
+        inner: PyTree, action: PyTree, key: Key, fresh: Array, *task: PyTree
+    ) -> tuple[PyTree, PyTree, Array, Array]:
         step_key, reset_key = jax.random.split(key)
         inner, first = inner if reset_mode == "first" else (inner, None)
-        inner, obs, reward, end = jax.vmap(step_one)(inner, action, keys(step_key))
+        inner, obs, reward, end = jax.vmap(step_one)(inner, action, keys(step_key), *task)
         if reset_mode == "first":
             inner, obs = select(fresh, first, (inner, obs))
             return (inner, first), obs, reward, end
         if num_shared is None:
-            inner, obs = _reset_each(reset_one, keys(reset_key), fresh, (inner, obs))
+            inner, obs = _reset_each(reset_one, (keys(reset_key), *task), fresh, (inner, obs))
         else:
             inner, obs = _reset_shared(reset_one, jax.random.split(reset_key, num_shared), fresh, (inner, obs))
         return inner, obs, reward, end
 
-    return under_contract(spec, reset, advance)
+    return under_contract(spec, reset, advance, tasks=tasks)
 
 
-def _reset_each(reset_one: Callable[[Key], PyTree], keys: Key, fresh: Array, stepped: PyTree) -> PyTree:
-    """Returns `stepped`, leaves [B, ...], with a reset by its own key [B] of each environment that is `fresh` [B].
+def _reset_each(reset_one: Callable[..., PyTree], given: tuple[PyTree, ...], fresh: Array, stepped: PyTree) -> PyTree:
+    """Returns `stepped`, leaves [B, ...], with a reset of each environment that is `fresh` [B].
+
+    `given` has the arguments of `reset_one`, leaves [B, ...]: a key, and the task if there is one.
 
     Resets are computed in chunks of B / 64 environments, as many as this step needs: few environments end on a step.
     """
@@ -85,7 +96,7 @@ def _reset_each(reset_one: Callable[[Key], PyTree], keys: Key, fresh: Array, ste
     def body(carry: Any) -> Any:
         start, tree = carry
         index = jax.lax.dynamic_slice(order, (start,), (size,))
-        new = jax.vmap(reset_one)(keys[jnp.minimum(index, num - 1)])
+        new = jax.vmap(reset_one)(*jax.tree.map(lambda x: x[jnp.minimum(index, num - 1)], given))
         index = jnp.where(start + jnp.arange(size) < count, index, num)  # out of range: not written
         return start + size, jax.tree.map(lambda x, y: x.at[index].set(y, mode="drop"), tree, new)
 
@@ -132,18 +143,34 @@ def make_gymnax(name: str, cfg: EnvConfig, options: dict[str, Any], state: bool)
     action = convert_space(env.action_space(params))
     typed = lambda obs: map_leaves(lambda leaf, x: x.astype(leaf.dtype), observation, obs)
 
-    def reset_one(key: Key) -> tuple[Any, PyTree]:
-        obs, state = env.reset_env(key, params)
+    def reset_one(key: Key, task: Mapping[str, Any] = {}) -> tuple[Any, PyTree]:
+        obs, state = env.reset_env(key, params.replace(**task))
         return state, typed(obs)
 
-    def step_one(state: Any, action: PyTree, key: Key) -> tuple[Any, PyTree, Array, Array]:
+    def step_one(
+        state: Any, action: PyTree, key: Key, task: Mapping[str, Any] = {}
+    ) -> tuple[Any, PyTree, Array, Array]:
         # gymnax 0.0.9: obs, state, reward, done, info; 1.0: obs, state, reward, terminated, truncated, info
-        obs, state, reward, end = env.step_env(key, state, action, params)[:4]
+        obs, state, reward, end = env.step_env(key, state, action, params.replace(**task))[:4]
         if not hasattr(env, "is_truncated"):  # gymnax 0.0.9 reports its limit as an end
-            end = env.is_terminal(state, endless)
+            end = env.is_terminal(state, endless.replace(**task))
         return state, typed(obs), reward, end
 
-    return vectorize(EnvSpec(observation, action, cfg.num_envs, limit), reset_one, step_one, cfg.reset)
+    spec = EnvSpec(observation, action, cfg.num_envs, limit)
+    return vectorize(spec, reset_one, step_one, cfg.reset, _draw_parameters(cfg, params))
+
+
+def _draw_parameters(cfg: EnvConfig, params: Any) -> "Tasks | None":
+    """Returns the tasks of `env.randomize`, parameters of a suite. Raises InputError: an unknown parameter."""
+    if not cfg.ranges:
+        return None
+    known = [name for name in params.__dataclass_fields__ if isinstance(getattr(params, name), float)]
+    for name in cfg.ranges:
+        if name not in known:
+            raise unknown(f"env.randomize.{name}: {cfg.id} has no such number", name, known)
+    from jrl.envs.randomization import draw_uniformly
+
+    return draw_uniformly(cfg)
 
 
 def make_craftax(name: str, cfg: EnvConfig, options: dict[str, Any], state: bool) -> JaxEnv:
@@ -163,15 +190,16 @@ def make_craftax(name: str, cfg: EnvConfig, options: dict[str, Any], state: bool
     params = params.replace(**{**options, "max_timesteps": NEVER})
     observation, action = convert_space(env.observation_space(params)), convert_space(env.action_space(params))
 
-    def reset_one(key: Key) -> tuple[Any, PyTree]:
-        obs, inner = env.reset_env(key, params)
+    def reset_one(key: Key, task: Mapping[str, Any] = {}) -> tuple[Any, PyTree]:
+        obs, inner = env.reset_env(key, params.replace(**task))
         return inner, obs
 
-    def step_one(inner: Any, action: Array, key: Key) -> tuple[Any, PyTree, Array, Array]:
-        obs, inner, reward, end, _ = env.step_env(key, inner, action, params)
+    def step_one(inner: Any, action: Array, key: Key, task: Mapping[str, Any] = {}) -> tuple[Any, PyTree, Array, Array]:
+        obs, inner, reward, end, _ = env.step_env(key, inner, action, params.replace(**task))
         return inner, obs, reward, end
 
-    return vectorize(EnvSpec(observation, action, cfg.num_envs, limit), reset_one, step_one, cfg.reset)
+    spec = EnvSpec(observation, action, cfg.num_envs, limit)
+    return vectorize(spec, reset_one, step_one, cfg.reset, _draw_parameters(cfg, params))
 
 
 def convert_space(space: Any) -> Space:
@@ -215,7 +243,7 @@ def make_playground(name: str, cfg: EnvConfig, options: dict[str, Any], state: b
     """Makes B environments of MuJoCo Playground; options: `max_episode_steps`, and keys of playground's config.
 
     `impl`, the physics engine, is `warp` with CUDA, else `jax`. An `action_repeat` in playground's config is not
-    applied: its own wrapper does that.
+    applied: its own wrapper does that. With `env.randomize` each environment has a model, drawn once.
     """
     registry = import_suite("mujoco_playground").registry
     if name not in registry.ALL_ENVS:
@@ -228,20 +256,54 @@ def make_playground(name: str, cfg: EnvConfig, options: dict[str, Any], state: b
         env = registry.load(name, config_overrides=options)
     except (KeyError, TypeError, ValueError) as e:
         raise InputError(f"env.options: playground:{name}: {e}") from e
-    return _from_state_env(env, cfg, limit)
+    if not cfg.randomize:
+        return _from_state_env(env, cfg, limit)
+    if isinstance(cfg.randomize, str):
+        function = load_function(cfg.randomize, "env.randomize")
+    elif (function := registry.get_domain_randomizer(name)) is None:
+        raise InputError(f"env.randomize: playground draws no models of {name}: use a function package.module:name")
+    from jrl.envs.randomization import draw_models
+
+    tasks, model_of = draw_models(function, env.mjx_model, cfg.num_envs)
+
+    @contextlib.contextmanager
+    def use_model(task: PyTree) -> Iterator[None]:
+        inner = env.unwrapped
+        shared = inner._mjx_model  # as playground's own wrapper does: there is no public way
+        inner._mjx_model = model_of(task)
+        try:
+            yield
+        finally:
+            inner._mjx_model = shared
+
+    return _from_state_env(env, cfg, limit, tasks, use_model)
 
 
-def _from_state_env(env: Any, cfg: EnvConfig, limit: int) -> JaxEnv:
-    """Returns B environments of brax's interface: reset(key) -> State, step(State, action) -> State."""
+def _from_state_env(
+    env: Any,
+    cfg: EnvConfig,
+    limit: int,
+    tasks: "Tasks | None" = None,
+    use: Callable[[PyTree], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> JaxEnv:
+    """Returns B environments of brax's interface: reset(key) -> State, step(State, action) -> State.
+
+    Args:
+      env, cfg, limit: environment, section, and time limit.
+      tasks: tasks that environments draw.
+      use: context in which `env` has the task of one environment.
+    """
     action = Box((env.action_size,), "float32", -1.0, 1.0)
     spec = EnvSpec(_brax_space(env.observation_size), action, cfg.num_envs, limit)
 
-    def reset_one(key: Key) -> tuple[Any, PyTree]:
-        state = env.reset(key)
+    def reset_one(key: Key, task: PyTree = None) -> tuple[Any, PyTree]:
+        with use(task):
+            state = env.reset(key)
         return state, state.obs
 
-    def step_one(state: Any, action: Array, key: Key) -> tuple[Any, PyTree, Array, Array]:
-        state = env.step(state, action)
+    def step_one(state: Any, action: Array, key: Key, task: PyTree = None) -> tuple[Any, PyTree, Array, Array]:
+        with use(task):
+            state = env.step(state, action)
         return state, state.obs, state.reward, jnp.asarray(state.done, bool)
 
-    return vectorize(spec, reset_one, step_one, cfg.reset)
+    return vectorize(spec, reset_one, step_one, cfg.reset, tasks)

@@ -91,7 +91,7 @@ def check(env: Any) -> None:
 def _no_task() -> str:
     return (
         "env: these environments have no task to set: use an environment whose jrl.envs.jax_env.Definition has a "
-        "`task`, such as Corridor-v0"
+        "`task`, such as Corridor-v0, and leave env.randomize out"
     )
 
 

@@ -261,8 +261,8 @@ def _list_units(spec: EnvSpec, groups: Groups) -> tuple[_Unit, ...]:
     return tuple(unit(name, numbers) for name, numbers in members.items())
 
 
-def _split_actions(spec: EnvSpec, joined: EnvSpec, units: Sequence[_Unit]) -> Callable[[Any, PyTree], PyTree]:
-    """Returns the function from (xp, units' actions) to the agents' actions, of `spec`."""
+def _split_actions(spec: EnvSpec, joined: EnvSpec, units: Sequence[_Unit]) -> Callable[[Any, State, PyTree], PyTree]:
+    """Returns the function from (xp, state, units' actions) to the agents' actions, of `spec`."""
     kinds = joined.groups
     place = {i: (k, j) for k, kind in enumerate(kinds) for j, i in enumerate(kind)}
     by_kind = spaces.by_kind(spec)
@@ -276,7 +276,7 @@ def _split_actions(spec: EnvSpec, joined: EnvSpec, units: Sequence[_Unit]) -> Ca
             return jax.tree.map(lambda x: x[:, None], own)
         return own.reshape(-1, len(unit.members), *element(by_kind[unit.kind].action).shape)
 
-    def split(xp: Any, action: PyTree) -> PyTree:
+    def split(xp: Any, state: State, action: PyTree) -> PyTree:
         found = []
         for k in range(len(by_kind)):
             own = [i for i, unit in enumerate(units) if unit.kind == k]

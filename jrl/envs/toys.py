@@ -39,9 +39,11 @@ def catch() -> Definition:
     return Definition(Box((rows, cols), "float32", 0.0, 1.0), Discrete(3), None, 1, reset, step, observe)
 
 
-def stateless_cartpole() -> Definition:
+def stateless_cartpole(
+    gravity: float = 9.8, masscart: float = 1.0, masspole: float = 0.1, length: float = 0.5, force_mag: float = 10.0
+) -> Definition:
     """Returns the definition of StatelessCartPole-v1: CartPole-v1 with observation [x, theta], without velocities."""
-    task = classic.cartpole()
+    task = classic.cartpole(gravity, masscart, masspole, length, force_mag)
     assert isinstance(task.observation, Box)
     low, high = (tuple(bound[[0, 2]].tolist()) for bound in task.observation.bounds())
     space = Box((2,), "float32", low, high)

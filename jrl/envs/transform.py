@@ -2,6 +2,7 @@
 
 An option is a function from the spec of environments to a `Transform`, or to None if it changes nothing. A Transform's
 functions take numpy and jax arrays; `xp` is the library. `transformed` applies options from the environments outwards.
+Random numbers are an argument: inside a program they come from the environments' keys, on the host from a seed.
 `jrl.envs.make.list_options` lists all options in their order.
 """
 
@@ -13,10 +14,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl.envs.spec import check_action, to_numpy
+from jrl.ops import random
 from jrl.spaces import columns, elements
 from jrl.types import Array, AsyncEnv, EnvSpec, JaxEnv, Key, PyTree, Several, StepResult
 
 State = dict[str, PyTree]  # state of all options: name -> arrays [G * c, *], c indices per game
+
+
+class Draws(NamedTuple):
+    """Random numbers f32 [B, size] that an option gets with each step."""
+
+    size: int
+    normal: bool = False  # standard normal; False: uniform in [0, 1)
 
 
 class Transform(NamedTuple):
@@ -27,24 +36,31 @@ class Transform(NamedTuple):
     """
 
     spec: EnvSpec  # the policy's spec
-    # (xp, actions in `spec`) -> actions in the inner spec; None: unchanged
-    act: Callable[[Any, PyTree], PyTree] | None = None
+    # (xp, state, actions in `spec`) -> actions in the inner spec; None: unchanged
+    act: Callable[[Any, State, PyTree], PyTree] | None = None
     # (xp, state, actions in `spec` of this step, the step) -> (state, the step in `spec`); None: unchanged
-    observe: Callable[[Any, State, PyTree, StepResult], tuple[State, StepResult]] | None = None
+    observe: Callable[..., tuple[State, StepResult]] | None = None
     init: Callable[[Any], State] | None = None  # xp -> state before a reset; None: no state
+    draws: Draws | None = None  # random numbers, the last argument of `observe`; None: no such argument
 
 
 Option = Callable[[EnvSpec], Transform | None]
 
 
-def transformed(env: Any, *options: Option) -> Any:
-    """Returns a JaxEnv, Env or AsyncEnv with options applied, the first one innermost; `env` itself without changes."""
+def transformed(env: Any, *options: Option, seed: int = 0) -> Any:
+    """Returns a JaxEnv, Env or AsyncEnv with options applied, the first one innermost; `env` itself without changes.
+
+    Args:
+      env: environments of the host or in JAX.
+      options: options.
+      seed: seed of the options' random numbers on the host; environments in JAX use their keys.
+    """
     chain = build_transforms(env.spec, *options)
     if not chain:
         return env
     if isinstance(env, JaxEnv):
         return _wrap_jax(env, chain)
-    return (_AsyncEnv if isinstance(env, AsyncEnv) else _SyncEnv)(env, chain)
+    return (_AsyncEnv if isinstance(env, AsyncEnv) else _SyncEnv)(env, chain, seed)
 
 
 def build_transforms(spec: EnvSpec, *options: Option) -> list[Transform]:
@@ -58,26 +74,33 @@ def build_transforms(spec: EnvSpec, *options: Option) -> list[Transform]:
 
 
 def environment_action(chain: Sequence[Transform], action: PyTree) -> PyTree:
-    """Returns the environments' actions, numpy or jax, for the policy's actions."""
-    return _act(np if isinstance(jax.tree.leaves(action)[0], np.ndarray) else jnp, chain, action)[0]
+    """Returns the environments' actions, numpy or jax, for the policy's actions; no Transform may have a state."""
+    return _act(np if isinstance(jax.tree.leaves(action)[0], np.ndarray) else jnp, chain, {}, action)[0]
 
 
-def _act(xp: Any, chain: Sequence[Transform], action: PyTree) -> tuple[PyTree, list[PyTree]]:
+def _act(xp: Any, chain: Sequence[Transform], state: State, action: PyTree) -> tuple[PyTree, list[PyTree]]:
     """Returns the environments' actions, and the actions passed to each Transform."""
     taken = []
     for transform in reversed(chain):
         taken.append(action)
         if transform.act is not None:
-            action = transform.act(xp, action)
+            action = transform.act(xp, state, action)
     return action, taken[::-1]
 
 
 def _observe(
-    xp: Any, chain: Sequence[Transform], state: State, actions: Sequence[PyTree], result: StepResult
+    xp: Any,
+    chain: Sequence[Transform],
+    state: State,
+    actions: Sequence[PyTree],
+    result: StepResult,
+    draw: Callable[[int, Draws], Array],
 ) -> tuple[State, StepResult]:
-    for transform, action in zip(chain, actions, strict=True):
+    """Returns state and step after all Transforms; `draw` returns the random numbers of Transform i."""
+    for i, (transform, action) in enumerate(zip(chain, actions, strict=True)):
         if transform.observe is not None:
-            state, result = transform.observe(xp, state, action, result)
+            drawn = () if transform.draws is None else (draw(i, transform.draws),)
+            state, result = transform.observe(xp, state, action, result, *drawn)
     return state, result
 
 
@@ -100,8 +123,21 @@ def _reset_as_step(xp: Any, spec: EnvSpec, obs: PyTree, there: Array | None) -> 
 
 def _wrap_jax(env: JaxEnv, chain: Sequence[Transform]) -> JaxEnv:
     spec, has_state = chain[-1].spec, any(transform.init is not None for transform in chain)
+    is_random = any(transform.draws is not None for transform in chain)
+
+    def split(key: Key) -> tuple[Key, Callable[[int, Draws], Array]]:
+        """Returns the key of the environments, and the function that draws the options' random numbers."""
+        key, own = jax.random.split(key) if is_random else (key, key)
+
+        def draw(i: int, draws: Draws) -> Array:
+            return (random.normal if draws.normal else random.uniform)(
+                jax.random.fold_in(own, i), (spec.num_envs, draws.size)
+            )
+
+        return key, draw
 
     def reset(key: Key) -> tuple[PyTree, PyTree]:
+        key, draw = split(key)
         inner, obs = env.reset(key)
         state, actions = _init(jnp, chain)
         there = None
@@ -109,16 +145,17 @@ def _wrap_jax(env: JaxEnv, chain: Sequence[Transform]) -> JaxEnv:
             from jrl.envs.multi_agent import acting_next
 
             there = acting_next(inner)
-        state, result = _observe(jnp, chain, state, actions, _reset_as_step(jnp, env.spec, obs, there))
+        state, result = _observe(jnp, chain, state, actions, _reset_as_step(jnp, env.spec, obs, there), draw)
         # copies: the caller donates state and observation, which must not share a buffer
         return {"env": inner, **state} if has_state else inner, jax.tree.map(jnp.copy, result.obs)
 
     def step(state: PyTree, action: PyTree, key: Key) -> tuple[PyTree, StepResult]:
         check_action(spec.action, columns(spec), action)  # before transforms, which would broadcast it
         inner, own = (state["env"], {k: v for k, v in state.items() if k != "env"}) if has_state else (state, {})
-        taken, actions = _act(jnp, chain, action)
+        key, draw = split(key)
+        taken, actions = _act(jnp, chain, own, action)
         inner, result = env.step(inner, taken, key)
-        own, result = _observe(jnp, chain, own, actions, result)
+        own, result = _observe(jnp, chain, own, actions, result, draw)
         return {"env": inner, **own} if has_state else inner, result
 
     return wrap_state(env, spec, reset, step) if has_state else env._replace(spec=spec, reset=reset, step=step)
@@ -143,9 +180,11 @@ def wrap_state(env: JaxEnv, spec: EnvSpec, reset: Callable[..., Any], step: Call
 class _OnHost:
     """Host environments with options applied; other members are passed through."""
 
-    def __init__(self, env: Any, chain: Sequence[Transform]):
+    def __init__(self, env: Any, chain: Sequence[Transform], seed: int):
         self._env, self._chain, self.spec = env, chain, chain[-1].spec
+        self._random = np.random.default_rng(seed)
         self._changes = any(transform.act is not None for transform in chain)
+        self._acts_by_state = any(transform.act is not None and transform.init is not None for transform in chain)
         self._init_state()
 
     def _init_state(self) -> None:
@@ -157,13 +196,20 @@ class _OnHost:
         if self._changes:  # otherwise the environments check the action
             games = self.spec.games if rows is None else len(rows)
             check_action(self.spec.action, columns(self.spec, games), action)  # transforms would broadcast it
-        taken, actions = _act(np, self._chain, action)
+        state = select_games(self._state, rows, self.spec.games) if self._acts_by_state else {}
+        taken, actions = _act(np, self._chain, state, action)
         self._actions = write_games(self._actions, rows, actions, self.spec.games)
         return taken
 
     def _observe(self, result: StepResult, rows: Array | None) -> StepResult:
         state, actions = select_games((self._state, self._actions), rows, self.spec.games)
-        state, result = _observe(np, self._chain, state, actions, result)
+        num = len(result.reward)
+
+        def draw(i: int, draws: Draws) -> Array:
+            fn = self._random.standard_normal if draws.normal else self._random.random
+            return fn((num, draws.size), np.float32)
+
+        state, result = _observe(np, self._chain, state, actions, result, draw)
         self._state = write_games(self._state, rows, state, self.spec.games)
         return result
 
@@ -187,8 +233,8 @@ class _SyncEnv(_OnHost):
 
 
 class _AsyncEnv(_OnHost):
-    def __init__(self, env: AsyncEnv, chain: Sequence[Transform]):
-        super().__init__(env, chain)
+    def __init__(self, env: AsyncEnv, chain: Sequence[Transform], seed: int):
+        super().__init__(env, chain, seed)
         self.batch_size, self.least = env.batch_size, env.least
 
     def reset(self) -> None:

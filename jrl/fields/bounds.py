@@ -178,5 +178,5 @@ def describe(hint: Any, x: Any = None, within: Interval | None = None, *, lone: 
     if origin is tuple:
         return f"a list [{', '.join(map(inner, args))}]"
     if origin is dict:
-        return "a mapping"
+        return "a mapping" if args[1] is Any else f"a mapping, each entry {inner(args[1])}"
     return getattr(hint, "__name__", str(hint))

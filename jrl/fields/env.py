@@ -6,10 +6,11 @@ from typing import Annotated, Any
 
 from annotated_types import Interval
 
-from jrl.fields.bounds import MOST_STEPS, Backend, Count, Few, Name, Positive
+from jrl.fields.bounds import MOST_STEPS, Backend, Count, Few, Name, NonNegative, Positive
 from jrl.fields.validation import Row, section
 
 ASYNCHRONOUS = ("env.batch_size", "env.batch_wait_ms")  # keys of environments that do not wait for each other
+Delay = Annotated[int, Interval(ge=0, le=1000)]  # steps
 PROCESSES = "env.remote_worker_envs"  # key of environments in worker processes
 # names of other libraries -> keys of jrl; `config.sections.SYNONYMS` has the rest
 SYNONYMS = {
@@ -46,6 +47,14 @@ class EnvConfig:
     # suites in JAX: start states of environments that ended. each: a new one for each; shared(k): k new ones, shared by
     # the environments that ended on a step; first: the first state of each
     reset: Name = "each"
+    # ranges from which each environment draws these numbers at every reset: {mass: [0.5, 2.0]}. MuJoCo Playground: true
+    # (the environment's own function) or package.module:function, which draw a model for each environment
+    randomize: dict[str, tuple[float, float]] | bool | Name | None = None
+    observe_task: bool = False  # observations have the drawn numbers, an item task [k], each range mapped to [-1, 1]
+    # standard deviation of Gaussian noise, added to observations of floats; a mapping: to the named items only
+    observation_noise: NonNegative | dict[str, NonNegative] = 0.0
+    # steps between an action and its effect; [low, high]: drawn for each episode
+    action_delay: Delay | tuple[Delay, Delay] = 0
     horizon: Count | None = None  # steps after which an episode ends; null: the environment's own limit
     soft_horizon: bool = False  # the horizon ends the episode for learner and statistics; the environment continues
     # null: bootstrap at time limits and the horizon, not at terminations; false: bootstrap at no end; true: bootstrap
@@ -67,6 +76,16 @@ class EnvConfig:
         """Returns the steps after which an environment is reset, beside its own limit; None: no such limit."""
         return None if self.soft_horizon else self.horizon
 
+    @property
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """Returns the ranges of `randomize`; {}: none, or a function of models."""
+        return self.randomize if isinstance(self.randomize, dict) else {}
+
+    @property
+    def longest_delay(self) -> int:
+        """Returns the largest delay of an action, in steps."""
+        return self.action_delay[1] if isinstance(self.action_delay, tuple) else self.action_delay
+
     def waiting(self, num_envs: int) -> "EnvConfig":
         """Returns the section for `num_envs` environments that wait for each other."""
         return dataclasses.replace(self, num_envs=num_envs, batch_size=None, batch_wait_ms=None)
@@ -78,6 +97,26 @@ REFUSED = (
     Row("env.reset", lambda c: (
             not _RESET.fullmatch(c.env.reset)
             and f"env.reset: expected each, first or shared(k) such as shared(16), got {c.env.reset!r}"
+        )),
+    Row("env.randomize", lambda c: [
+            f"env.randomize.{name}: expected [low, high] with low < high, got {list(ends)}"
+            for name, ends in c.env.ranges.items() if not ends[0] < ends[1]
+        ]),
+    Row("env.randomize env.options", lambda c: [
+            f"env.randomize.{name}: env.options.{name} sets this number, too: leave one of them out"
+            for name in c.env.ranges if name in c.env.options
+        ]),
+    Row("env.randomize env.reset",
+        lambda c: c.env.randomize and (c.env.reset.startswith("shared") or (c.env.ranges and c.env.reset != "each")),
+        "env.reset: expected each with env.randomize (or first, where models are drawn once), because a start state "
+        "belongs to the numbers that it was made with: leave env.reset out"),
+    Row("env.observe_task env.randomize", lambda c: c.env.observe_task and not c.env.ranges,
+        "env.observe_task: expected ranges in env.randomize, such as {mass: [0.5, 2.0]}, which say which numbers are "
+        "observed: set them, or leave env.observe_task out"),
+    Row("env.action_delay", lambda c: (
+            isinstance(c.env.action_delay, tuple)
+            and not c.env.action_delay[0] <= c.env.action_delay[1]
+            and f"env.action_delay: expected [low, high] with low <= high, got {list(c.env.action_delay)}"
         )),
     Row("env.clip_rewards", lambda c: (
             isinstance(c.env.clip_rewards, tuple)

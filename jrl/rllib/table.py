@@ -171,7 +171,9 @@ GROUPS: dict[str, list[KeyRow]] = {
             unless={"{value}: as in jrl": lambda job, x: x == "action_mask"}),
         row("preprocessor_pref", "", "Atari observations are gray frames of 84 x 84, other observations unchanged"),
         *omit(_AUTO, "disable_env_checking auto_wrap_old_gym_envs"),
-        *args("environment", "env", "backend reward_scale reset frame_stack action_mask_info",
+        *args("environment", "env",
+             "backend reward_scale reset randomize observe_task observation_noise action_delay frame_stack "
+             "action_mask_info",
              env_batch_size="env.batch_size"),
     ],
     "Env runners (rollout workers)": [

@@ -28,7 +28,7 @@ def counted(spec):
         return state, result._replace(reward=steps.astype("float32") + 100 * action.astype("float32"))
 
     init = lambda xp: {"steps": xp.zeros(spec.num_envs, "int32"), "ended": xp.ones(spec.num_envs, bool)}
-    return Transform(spec, act=lambda xp, action: 1 - action, observe=observe, init=init)
+    return Transform(spec, act=lambda xp, state, action: 1 - action, observe=observe, init=init)
 
 
 @pytest.mark.parametrize("kind", ["jax", "program", "host", "gymnasium", "ready_host", "ready_workers"])

@@ -176,7 +176,8 @@ def test_teachers_that_do_not_fit():
 # ---------------------------------------------------------------- runs
 
 SMALL = [
-    "--env", "hidden_mass:pendulum", "--set", "env.num_envs=4", "--set", "rollout.length=16",
+    "--env", "Pendulum-v1", "--set", "env.backend=jax", "--set", "env.randomize={mass: [0.5, 2.0]}",
+    "--set", "env.observe_task=true", "--set", "env.num_envs=4", "--set", "rollout.length=16",
     "--set", "network.hidden=[16]", "--set", "run.log=[jsonl]", "--set", "checkpoint.every=128",
 ]  # fmt: skip
 GRU = ["--set", "network.core.name=gru", "--set", "network.core.size=8", "--set", "network.max_seq_len=8"]

@@ -11,7 +11,7 @@ from cases import some_quick
 from fakes import assert_close, assert_same
 
 import jrl
-from jrl import train
+from jrl import evaluate, train
 from jrl.algos import distill, dqn, ppo, sac, td3
 from jrl.algos.exploration import EpsilonGreedy, OrnsteinUhlenbeck
 from jrl.errors import InputError
@@ -226,6 +226,7 @@ def test_a_student_acts_without_its_teacher_and_on_two_devices(teacher_run, tmp_
     assert student(one, teacher, "--stop", "env_steps=256") == 0
     assert student(two, teacher, "--stop", "env_steps=256", "--set", "devices.learners=[0,1]") == 0
     shutil.rmtree(teacher)
+    assert evaluate.main([str(one), "--episodes", "2", "--latest"]) == 0
     policy = jrl.load(one)
     obs = {"obs": np.zeros((5, 3), np.float32)}
     assert policy.act(obs).shape == (5, 1)

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from fakes import assert_close
 
+import examples.symmetry
 from jrl import config
 from jrl.algos import actor_critic, ppo
 from jrl.algos import agent as agents
 from jrl.algos.symmetry import Symmetry
+from jrl.envs import classic
 from jrl.errors import InputError
 from jrl.fields.hyper import Gru
 from jrl.networks import NetworkConfig
@@ -99,6 +101,23 @@ def test_discrete_actions_minibatches_and_chunks():
         ]
     )
     assert_close(whole, chunks, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["cartpole", "pendulum"])
+def test_a_step_of_the_mirror_image_is_the_mirror_image_of_the_step(name):
+    """The functions of examples/symmetry.py are symmetries of the environments."""
+    task, mirror = getattr(classic, name)(), getattr(examples.symmetry, name)
+    rng = np.random.default_rng(0)
+    state = tuple(rng.normal(size=(50,)).astype(np.float32) * 0.1 for _ in range(4 if name == "cartpole" else 2))
+    action = rng.integers(0, 2, 50) if name == "cartpole" else rng.uniform(-1, 1, (50, 1)).astype(np.float32)
+    image, image_action = mirror(task.observe(state), action)
+    other = tuple(-x for x in state)
+    np.testing.assert_allclose(task.observe(other), image, atol=1e-6)
+    after, reward, done = task.step(state, action, None)
+    other, same_reward, same_done = task.step(other, image_action, None)
+    np.testing.assert_allclose(task.observe(other), mirror(task.observe(after), action)[0], atol=1e-5)
+    np.testing.assert_allclose(reward, same_reward, rtol=1e-5)
+    np.testing.assert_array_equal(done, same_done)
 
 
 def test_symmetries_that_cannot_be_used():

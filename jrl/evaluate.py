@@ -107,7 +107,6 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         config=config.merge(cfg.evaluation.config, {"rollout": {"explore": args.explore}}),
         timeout_s=None,
     )
-    cfg = config.without_loss(cfg)
     cfg = dataclasses.replace(cfg, evaluation=own, custom=dataclasses.replace(cfg.custom, evaluation=None))
     build.enable_compile_cache()
     evaluations = Evaluations(cfg, spec=checkpoint.read_spec(meta))

@@ -48,6 +48,7 @@ OPTIONS = {
     "bc": {"normalize_obs": True, "ent_coef": 0.01, "max_grad_norm": 0.5},
     "marwil": {"weight": "softmax", "normalize_obs": True, "max_grad_norm": 0.5},
     "dt": {"target_return": 2.0, "normalize_obs": True, "max_grad_norm": 0.5},
+    "distill": {"student_acts": 0.5, "normalize_obs": True, "max_grad_norm": 0.5},
 }
 # fields of States, as they were called -> as they are
 RENAMED = {
@@ -152,7 +153,8 @@ def _of(name: str, options: dict, shape: str, label: str) -> Iterator[tuple[str,
     network = NetworkConfig(hidden=(8,), core=Gru(size=8)) if shape == "memory" else NetworkConfig(hidden=(8,))
     module = algos.get(name)
     axis = {"axis_name": "d"} if shape == "mapped" else {}
-    algo = module.make(module.Config(**options), spec, network, **axis)
+    own = {"teacher": _teacher(spec)} if name == "distill" else {}
+    algo = module.make(module.Config(**options), spec, network, **axis, **own)
 
     trace = lambda function, *args: _traced(function, args, [("d", 2)] if axis else None)
     key = jax.random.key(0)
@@ -186,6 +188,16 @@ def _of(name: str, options: dict, shape: str, label: str) -> Iterator[tuple[str,
         told = _told(like, array, spec, 6)
         data = Batch(seen, like(spec.action, 6), *numbers[:2], seen, numbers[2], array(jnp.int32, 6), **told)
     yield f"{label} update", trace(algo.update, state, data, key)
+
+
+def _teacher(spec):
+    """A policy of PPO with its first weights."""
+    import jax
+
+    from jrl.algos import distill, ppo
+
+    algo = ppo.make(ppo.Config(), spec)
+    return distill.Teacher(algo, algo.actor(algo.init(jax.random.key(0))), spec)
 
 
 def _team():

@@ -31,12 +31,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from matrix_tasks import COLUMNS, Task, names, settings, task_of
+from matrix_tasks import COLUMNS, Task, names, settings, task_of, train_teacher
 
 from jrl import config, spaces
 from jrl.algos import uniform
 from jrl.config import Sizes
 from jrl.errors import InputError
+from jrl.fields.data import traits
 from jrl.rollout import unroll
 from jrl.run import build
 from jrl.run.session import Session
@@ -79,6 +80,8 @@ def run(algo: str, column: str, *, seed: int = 0) -> Cell:
         with contextlib.ExitStack() as stack:
             try:
                 cfg = config.from_dict(settings(algo, column, seed))
+                if traits(cfg.algo).has_teacher:
+                    train_teacher(column)
                 session = stack.enter_context(Session(cfg))
                 session.start()
             except InputError as e:  # said before training: the library knows that it cannot

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -149,6 +150,7 @@ ALGOS: dict[str, dict[str, Any]] = {
     "bc": {**_DATA, "algo": {"lr": 3e-3, "top_fraction": 0.2}},
     "marwil": {**_DATA, "algo": {"lr": 3e-3, "beta": 3.0}},
     "dt": {**_DATA, "algo": {"lr": 3e-3}},
+    "distill": {**_ON_POLICY, "algo": {"lr": 5e-3}},
 }
 _ALL = {
     "env": {"backend": "jax"},
@@ -162,6 +164,23 @@ _ALL = {
 def names() -> tuple[str, ...]:
     """The algorithms that are tried: all."""
     return tuple(algos.names())
+
+
+_teachers = tempfile.TemporaryDirectory()  # a run directory for each column
+
+
+@functools.lru_cache
+def train_teacher(column: str) -> None:
+    """Trains ppo in its cell of a column, and saves its policy where `settings` names it as a teacher."""
+    from jrl.run.session import Session
+    from jrl.run.store import checkpoint
+
+    with Session(config.from_dict(settings("ppo", column))) as session:
+        session.start()
+        while session.advance():
+            pass
+        path = Path(_teachers.name) / column
+        checkpoint.write(path, checkpoint.copy_to_host(session.parts()), session.description())
 
 
 @functools.lru_cache
@@ -213,6 +232,8 @@ def settings(algo: str, column: str, seed: int = 0) -> dict[str, Any]:
         tree = config.merge(tree, more)
     if learns_from(algos.get_config_class(algo)) is DataSets:
         tree = config.merge(tree, {"data": {"input": f"matrix-data-{column}"}})
+    if algos.get_config_class(algo).has_teacher:
+        tree = config.merge(tree, {"algo": {"teacher": str(Path(_teachers.name) / column)}})
     if algo == "dt":
         told = {"target_return": task.best, "return_scale": abs(task.best), "step_scale": 10.0}
         tree = config.merge(tree, {"algo": told, "network": {"use_prev_reward": True, "use_prev_action": True}})

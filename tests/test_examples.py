@@ -110,6 +110,11 @@ def custom_loss(main, out):
     assert abs(reported - decayed) < 0.1 * decayed
 
 
+def symmetry(main, out):
+    mean_return, error = main(1)
+    assert -2000 < mean_return < 0 < error < 0.1
+
+
 def backdate_rewards(main, out):
     found = main()
     assert found["as paid"] < 20 < 30 < found["backdated"] <= 38

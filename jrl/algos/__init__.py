@@ -27,6 +27,7 @@ scalars by name. Both are averaged over the chunks of a batch and over devices. 
                   with a core the network reads `impala.window(batch)`, [b, T + 1]
     marwil        the same                                                               batch: marwil.Rows [N]
     bc            net: critics.Policy, `apply(params, obs) -> distribution`              batch: bc.Rows [N]
+    distill       the same                                                               batch: distill.Rows [N]
     dqn, iqn      net: parts.QNetwork, `q(params, obs) -> [N, A]`                        batch: parts.TdBatch [N]
     vdn           net: parts.QNetwork, `q(params, obs) -> [N, agents, A]`                batch: parts.TdBatch [N]
     pqn           net: parts.QNetwork, `q(params, obs) -> [N, A]`                        batch: pqn.Rows [N]
@@ -55,8 +56,10 @@ from jrl.fields.hyper import NetworkConfig
 
 _MODULES = {
     name: f"jrl.algos.{name}"
-    for name in ("ppo", "a2c", "impala", "appo", "dqn", "iqn", "vdn", "pqn", "sac", "td3", "iql", "bc", "marwil", "dt")
-}
+    for name in (
+        "ppo", "a2c", "impala", "appo", "dqn", "iqn", "vdn", "pqn", "sac", "td3", "iql", "bc", "marwil", "dt", "distill"
+    )
+}  # fmt: skip
 
 
 def names() -> tuple[str, ...]:
@@ -153,6 +156,7 @@ def critic_faults(cfg: Any, network: NetworkConfig) -> list[str]:
     """Returns one message per critic option of the network (such as `value_inputs`) that an algorithm cannot use."""
     used = ["value_inputs"] if network.value_inputs else []
     used += [name for name in ("critic_norm", "critic_dropout", "critic_hidden") if getattr(network, name) is not None]
+    used = [name for name in used if not (name == "value_inputs" and traits(cfg).has_teacher)]
     if not used or traits(cfg).has_critic:
         return network.sharing_faults()
     name = type(cfg).__module__.rpartition(".")[2]

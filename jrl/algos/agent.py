@@ -48,6 +48,7 @@ class Common:
     acts_in: ClassVar[Any] = Space
     has_critic: ClassVar[bool] = False  # whether a critic beside the policy reads `network.value_inputs`
     has_learning_pass: ClassVar[bool] = False  # whether its losses support `network.dropout` and batch_renorm
+    has_teacher: ClassVar[bool] = False  # whether a trained policy, `teacher`, reads `network.value_inputs`
     in_teams: ClassVar[bool] = False  # whether it acts only for teams, see jrl.envs.team
 
     lr: NonNegativeSchedule = 3e-4  # step size

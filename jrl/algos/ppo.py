@@ -20,8 +20,10 @@ from flax import struct
 from jrl import distributions
 from jrl.algos import actor_critic, custom_loss, parts
 from jrl.algos import agent as agents
+from jrl.algos import symmetry as symmetries
 from jrl.algos.agent import Agent, Common, MakeOptions, State
 from jrl.algos.exploration import OverDistributions, Stochastic
+from jrl.algos.symmetry import Symmetry
 from jrl.fields.bounds import Amount, Count, NonNegative, NonNegativeSchedule, Positive, Unit
 from jrl.networks import NetworkConfig
 from jrl.ops import losses, minibatch, schedules
@@ -82,6 +84,10 @@ class Config(ClippedSteps):
     """Hyper-parameters of PPO; a Schedule is a number or `[[env_steps, value], ...]`."""
 
     gae_lambda: Unit = 0.95  # lambda of generalised advantage estimation
+    symmetry: Symmetry | None = None  # mirror images of each step; null: none
+
+    def validate(self) -> list[str]:
+        return symmetries.faults(self.symmetry, self.kl_coef) + super().validate()
 
 
 @struct.dataclass
@@ -90,6 +96,7 @@ class Rows(actor_critic.Rows):
     value: PyTree  # f32, at collection time; () without value clipping
     dist: PyTree  # reference distribution of the KL penalty; () without a penalty
     kl_log_prob: PyTree  # f32, of the reference policy of target_kl; () without it
+    images: PyTree = ()  # symmetry.Images; () without symmetry
 
 
 def init(cfg: ClippedSteps, agent: Agent, key: Key) -> State:
@@ -103,7 +110,9 @@ def targets(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> tuple[
     rows, value, memory, metrics = actor_critic.gae_rows(cfg, agent, state, rollout)
     log_prob, old_value = parts.zero_masked(rollout.mask, (rollout.extras["log_prob"], value))
     old_value = old_value if cfg.value_clip_eps is not None else ()
-    return Rows(**vars(rows), log_prob=log_prob, value=old_value, dist=(), kl_log_prob=()), memory, metrics
+    images = symmetries.images(cfg.symmetry, agent, state.obs_stats, rollout)
+    rows = Rows(**vars(rows), log_prob=log_prob, value=old_value, dist=(), kl_log_prob=(), images=images)
+    return rows, memory, metrics
 
 
 def loss(
@@ -206,6 +215,8 @@ def improve(
     def step(carry, batch: Rows, key: Key | None = None):
         params, opt_state, stopped = carry
         rows_loss = custom_loss.over_rows(agent.loss, functools.partial(own, key=key), agent.net, metrics=names)
+        if isinstance(cfg, Config) and cfg.symmetry is not None:
+            rows_loss = symmetries.with_images(cfg.symmetry, agent, rows_loss)
         gradient, metrics = agents.mean_gradient(agent, rows_loss, params, batch, chunk)
         new_params, new_opt_state = agents.descend(cfg, agent, lr, gradient, opt_state, params)
         if cfg.target_kl is not None:
@@ -267,6 +278,7 @@ def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) 
 def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, **options: Unpack[MakeOptions]) -> Algo:
     """Makes PPO, an on-policy Algo. A user's loss gets Rows [N]. Arguments and errors: see `jrl.algos`."""
     check_policy_after(cfg, network)
+    symmetries.check(cfg.symmetry, spec, network)
     agent = actor_critic.make_agent(cfg, spec, network, **options)
     # with a shared torso, recording the value while acting costs only its head; else computing it later is cheaper
     return actor_critic.make_algo(cfg, agent, update, init=init, record_value=network.shared)

@@ -458,6 +458,18 @@ TABLE = (
         "network.encoders out"),
     Row("network.value_inputs network.critic_norm network.critic_dropout network.critic_hidden network.shared "
         "algo.name", _critic_faults),
+    Row("algo.teacher", lambda c: traits(c.algo).has_teacher and not c.algo.teacher,
+        "algo.teacher: expected the run directory or checkpoint of a trained policy, got null: set it, e.g. "
+        "algo.teacher=runs/teacher"),
+    *_excluded(
+        "algo.teacher",
+        lambda c: traits(c.algo).has_teacher,
+        {
+            "multi_agent": "a teacher has one student",
+            "external": "a teacher labels each step while the student acts here",
+        },
+        "{key}: {name} learns from a teacher, and {why}: leave it out",
+    ),
     Row("network.norm network.critic_norm network.dropout network.critic_dropout network.core.name algo.name",
         _regularization_faults),
     Row("network.max_seq_len network.core.name",

@@ -31,7 +31,7 @@ from jrl.config.sections import SYNONYMS, ReplayConfig, RunConfig
 from jrl.errors import InputError, did_you_mean, short, shown
 from jrl.fields import schema, shipped, validation
 from jrl.fields.bounds import Count, is_number
-from jrl.fields.data import Fresh, learns_from
+from jrl.fields.data import Fresh, learns_from, traits
 from jrl.fields.paths import resolve, resolve_glob
 from jrl.fields.schema import Problem, as_plain
 from jrl.host import files
@@ -133,8 +133,9 @@ def with_present_names(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def without_loss(cfg: RunConfig) -> RunConfig:
-    """Returns the config without the user's loss: acting does not need it and may not be able to import it."""
-    return dataclasses.replace(cfg, custom=dataclasses.replace(cfg.custom, loss=None))
+    """Returns the config without the user's loss and the teacher: acting needs neither, and may not find them."""
+    algo = dataclasses.replace(cfg.algo, teacher=None) if traits(cfg.algo).has_teacher else cfg.algo
+    return dataclasses.replace(cfg, algo=algo, custom=dataclasses.replace(cfg.custom, loss=None))
 
 
 def write(cfg: RunConfig, directory: Path) -> None:

@@ -32,6 +32,7 @@ class Traits(NamedTuple):
     learns_from: type = Fresh  # Fresh, Replay or DataSets
     reads: tuple[str, ...] = ()  # extras of a sample beside the transition, such as `types.NEXT_ACTION`
     has_critic: bool = False  # a critic or value network reads `network.value_inputs`
+    has_teacher: bool = False  # a trained policy, `algo.teacher`, reads `network.value_inputs`; the policy does not
     to_end: bool = False  # rewards of its batches are returns to the end of the episode
     reads_rewards: bool = True  # False: a data set without rewards is enough
     has_learning_pass: bool = False  # its losses support `network.dropout` and batch_renorm

@@ -10,16 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrl import agents, config, spaces
+from jrl import config, spaces
 from jrl.config import RunConfig
 from jrl.envs import history
 from jrl.envs.history import PREV_ACTION, PREV_REWARD
 from jrl.envs.scaling import policy_actions
-from jrl.errors import InputError
 from jrl.play.observations import Reader
 from jrl.rollout.unroll import reset_where
-from jrl.run import build
-from jrl.run.store import checkpoint, resume
+from jrl.run import build, build_collect
 from jrl.types import NORMALIZED_OBS, Algo, Array, Box, EnvSpec, Key, PyTree, Space, element
 
 
@@ -289,17 +287,8 @@ def load(path: str | os.PathLike[str], *, best: bool | None = None, seed: int = 
       InputError: the checkpoint is missing, damaged, or of a later version; or the run has several policies, and
         `policy` does not name one of them.
     """
-    directory, cfg, spec, algo, state, meta = _restore_checkpoint(path, best, (), allow_missing=True)
-    policies = agents.make(cfg, spec)
-    policy, names = policy or policies.the_one, policies.names
-    if names or policy is not None:
-        if policy not in names:
-            known = f"expected one of {', '.join(names)}" if names else "the run has one agent, leave it out"
-            raise InputError(f"policy: {known}, got {policy!r}: {directory}")
-        state = resume.require_policy(directory, policy, policies.states(state)[policy])
-        cfg, spec = policies.of(policy)
-        algo = build.algorithm(config.without_loss(cfg), spec)
-    return Actor(algo, spec, cfg, state, seed=seed, path=directory, meta=meta)
+    found = build_collect.restore_policy(path, best=best, policy=policy)
+    return Actor(found.algo, found.spec, found.config, found.state, seed=seed, path=found.directory, meta=found.meta)
 
 
 def load_all(path: str | os.PathLike[str], *, best: bool | None = None, settings: Sequence[str] = ()) -> Actor:
@@ -311,17 +300,8 @@ def load_all(path: str | os.PathLike[str], *, best: bool | None = None, settings
     Raises:
       InputError: as `load`; or the checkpoint lacks a policy.
     """
-    directory, cfg, spec, algo, state, meta = _restore_checkpoint(path, best, settings)
-    return Actor(algo, spec, cfg, state, is_raw=False, path=directory, meta=meta)
-
-
-def _restore_checkpoint(path: Any, best: bool | None, settings: Sequence[str], *, allow_missing: bool = False) -> tuple:
-    directory = checkpoint.locate(Path(path), best=best)
-    meta = checkpoint.read_meta(directory)
-    cfg, spec = config.override(meta["config"], settings), checkpoint.read_spec(meta)
-    algo = build.algorithm(config.without_loss(cfg), spec)
-    state = resume.restore_learner(directory, jax.eval_shape(algo.init, jax.random.key(0)), allow_missing=allow_missing)
-    return directory, cfg, spec, algo, state, meta
+    found = build_collect.restore(path, best=best, settings=settings)
+    return Actor(found.algo, found.spec, found.config, found.state, is_raw=False, path=found.directory, meta=found.meta)
 
 
 def build_training_actor(cfg: RunConfig, spec: EnvSpec, *, is_raw: bool = True, seed: int = 0) -> Actor:

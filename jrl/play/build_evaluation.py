@@ -107,7 +107,7 @@ def _build_player(
     registry.install(registered)
     number, offset = build_collect.restarted(count, restarts), sum(sizes[:index])
     env = build_environments(cfg, sizes[index], index=number, offset=offset)
-    algo = build.algorithm(cfg, env.spec)
+    algo = build.algorithm(config.without_loss(cfg), env.spec)
     return Player(env, algo.act, carry=algo.carry, explore=cfg.rollout.explore, length=length, infos=infos)
 
 
@@ -132,7 +132,7 @@ def _check_weights(cfg: RunConfig, evaluation: RunConfig, spec: EnvSpec) -> None
     """Raises InputError if the algorithm of the evaluation has other weights than the trained algorithm."""
     shapes = []
     for each in (cfg, evaluation):
-        algo = build.algorithm(each, spec)
+        algo = build.algorithm(config.without_loss(each), spec)
         tree = jax.eval_shape(lambda key, algo=algo: algo.actor(algo.init(key)), jax.random.key(0))
         shapes.append([(path, x.shape, x.dtype) for path, x in jax.tree_util.tree_leaves_with_path(tree)])
     if shapes[0] != shapes[1]:

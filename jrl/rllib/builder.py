@@ -18,7 +18,7 @@ from jrl.config import RunConfig, sb3_names
 from jrl.config.sections import SYNONYMS, ReplayConfig
 from jrl.errors import InputError
 from jrl.fields import schema
-from jrl.fields.data import DataSets, Fresh, learns_from
+from jrl.fields.data import DataSets, Fresh, learns_from, traits
 from jrl.fields.hyper import NetworkConfig
 from jrl.fields.paths import resolve, written
 from jrl.rllib import arguments, exploration, hints, migration, multi_agent
@@ -333,12 +333,15 @@ class AlgorithmConfig:
 
     @classmethod
     def _build_defaults(cls) -> dict[str, Any]:
-        data = {"input": "-"} if learns_from(algos.get_config_class(cls.algo_name)) is DataSets else {}
-        needed = {"algo": {"name": cls.algo_name}, "env": {"id": "-"}, "data": data}
+        own = algos.get_config_class(cls.algo_name)
+        data = {"input": "-"} if learns_from(own) is DataSets else {}
+        teacher = {"teacher": "-"} if traits(own).has_teacher else {}
+        needed = {"algo": {"name": cls.algo_name, **teacher}, "env": {"id": "-"}, "data": data}
         made: dict[str, Any] = config.to_dict(config.from_dict(needed))
         del made["env"]["id"]
-        if data:  # a placeholder
-            del made["data"]["input"]
+        for section, placeholders in {"data": data, "algo": teacher}.items():
+            for name in placeholders:
+                del made[section][name]
         return made
 
     def to_run_config(self) -> RunConfig:

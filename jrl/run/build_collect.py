@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jrl import agents, algos, envs, registry
 from jrl.agents.policies import rollout_like
-from jrl.config import EnvRunnersConfig, RunConfig, Sizes, algo_name, policy_mapping, to_dict
+from jrl.config import (
+    EnvRunnersConfig,
+    RunConfig,
+    Sizes,
+    algo_name,
+    override,
+    policy_mapping,
+    to_dict,
+    without_loss,
+)
 from jrl.envs.context import EnvContext, Place
 from jrl.envs.scaling import learner_reward
 from jrl.errors import InputError
+from jrl.fields.data import traits
 from jrl.learn import learner, parallel
 from jrl.learn.program import Role, vector_key
 from jrl.metrics import episodes
@@ -24,14 +36,27 @@ from jrl.rollout import sources
 from jrl.rollout.source import Source
 from jrl.run.plan import Plan
 from jrl.run.preflight import check_environments, on_failure, spec_of_clients
+from jrl.run.store import checkpoint
 from jrl.types import Algo, AsyncEnv, Env, EnvSpec, JaxEnv, Key, PyTree, Rollout
 
 if TYPE_CHECKING:  # parts that most runs do not have: imported where they are made
     from jrl import callbacks
+    from jrl.algos import distill
     from jrl.rollout import ray_hosts
     from jrl.run.data_output import Recorder
 
 MakeSource = Callable[..., Source]  # as `sources.make`
+
+
+class Restored(NamedTuple):
+    """An algorithm with the State of a checkpoint."""
+
+    algo: Algo
+    spec: EnvSpec  # spaces of its environments
+    config: RunConfig
+    state: PyTree  # on the host
+    directory: Path  # the checkpoint
+    meta: dict[str, Any]  # its description
 
 
 def environment(
@@ -101,13 +126,74 @@ def algorithm_of_one(
 ) -> Algo:
     """Makes the algorithm of one policy; arguments as `algorithm`."""
     loss = None if cfg.custom.loss is None else registry.load(cfg.custom.loss, "custom.loss")
-    own = {} if loss is None else {"loss": loss}
+    own: dict[str, Any] = {} if loss is None else {"loss": loss}
+    if traits(cfg.algo).has_teacher and cfg.algo.teacher is not None:
+        own["teacher"] = load_teacher(cfg.algo.teacher)
     made = algos.get(algo_name(cfg)).make(cfg.algo, spec, cfg.network, axis_name=axis_name, **own)
     algos.check(algo_name(cfg), cfg.algo, made)
     transforms = [registry.load(path, "custom.batch") for path in cfg.custom.batch]
     transforms += callback_list.batch_transforms() if callback_list else ()
     made = made._replace(init=jax.jit(made.init, inline=True))  # asked for its shapes again and again: traced once
     return learner.transform_batches(made, transforms, axis_name=axis_name)
+
+
+def restore(
+    path: str | os.PathLike[str], *, best: bool | None, settings: Sequence[str] = (), allow_missing: bool = False
+) -> Restored:
+    """Returns the algorithm of all policies of a checkpoint with their State, without making an environment.
+
+    Args:
+      path: a run directory or a checkpoint.
+      best: which checkpoint of a run directory, see `checkpoint.locate`.
+      settings: overrides of the run's config, `a.b=value`.
+      allow_missing: see `resume.restore_learner`.
+    Raises:
+      InputError: the checkpoint is missing, damaged, or of a later version; or it lacks a policy.
+    """
+    from jrl.run.store import resume
+
+    directory = checkpoint.locate(Path(path), best=best)
+    meta = checkpoint.read_meta(directory)
+    cfg, spec = override(meta["config"], settings), checkpoint.read_spec(meta)
+    algo = algorithm(without_loss(cfg), spec)
+    state = resume.restore_learner(directory, jax.eval_shape(algo.init, jax.random.key(0)), allow_missing=allow_missing)
+    return Restored(algo, spec, cfg, state, directory, meta)
+
+
+def restore_policy(path: str | os.PathLike[str], *, best: bool | None = None, policy: str | None = None) -> Restored:
+    """Returns the algorithm of one policy of a checkpoint with its State.
+
+    Args:
+      path, best: see `restore`.
+      policy: name of a policy, if the run has several.
+    Raises:
+      InputError: as `restore`; or the run has several policies, and `policy` does not name one of them.
+    """
+    whole = restore(path, best=best, allow_missing=True)
+    policies = agents.make(whole.config, whole.spec)
+    policy, names = policy or policies.the_one, policies.names
+    if not names and policy is None:
+        return whole
+    if policy not in names:
+        known = f"expected one of {', '.join(names)}" if names else "the run has one agent, leave it out"
+        raise InputError(f"policy: {known}, got {policy!r}: {whole.directory}")
+    from jrl.run.store import resume
+
+    state = resume.require_policy(whole.directory, policy, policies.states(whole.state)[policy])
+    cfg, spec = policies.of(policy)
+    return whole._replace(algo=algorithm(without_loss(cfg), spec), spec=spec, config=cfg, state=state)
+
+
+@functools.lru_cache(maxsize=4)  # a program that is built again for other floats may be traced
+def load_teacher(path: str) -> distill.Teacher:
+    """Returns the policy of a checkpoint as a teacher. Raises InputError: see `restore_policy`."""
+    from jrl.algos import distill
+
+    try:
+        found = restore_policy(path)
+    except InputError as e:
+        raise InputError(f"algo.teacher: {e}") from e
+    return distill.Teacher(found.algo, found.algo.actor(found.state), found.spec)
 
 
 def completed(plan: Plan, source: Source, algo: Algo, first: int = 0) -> Source:

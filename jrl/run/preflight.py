@@ -8,6 +8,7 @@ from jrl.config import EnvConfig, EnvRunnersConfig, RunConfig, Sizes, checks, da
 from jrl.config.external import ExternalConfig
 from jrl.envs.context import OnFailure
 from jrl.errors import InputError
+from jrl.fields.data import traits
 from jrl.fields.validation import refused
 from jrl.metrics import loggers
 from jrl.run.store import checkpoint
@@ -45,11 +46,19 @@ def check_environments(env: EnvConfig, runners: EnvRunnersConfig, vectors: int) 
 
 
 def resolved(cfg: RunConfig) -> RunConfig:
-    """Returns the config with the agents of its environment; a run with one agent is unchanged.
+    """Returns the config with the agents of its environment, and the teacher's checkpoint instead of its run directory.
+
+    So a resumed run has the same teacher, even if the teacher's run went on. Other runs with one agent are unchanged.
 
     Raises:
-      InputError: agents, policies or mapping do not fit, or the environment cannot be made.
+      InputError: agents, policies or mapping do not fit, the environment cannot be made, or there is no teacher.
     """
+    if traits(cfg.algo).has_teacher and cfg.algo.teacher is not None:
+        try:
+            teacher = str(checkpoint.locate(Path(cfg.algo.teacher), best=None))
+        except InputError as e:
+            raise InputError(f"algo.teacher: {e}") from e
+        cfg = dataclasses.replace(cfg, algo=dataclasses.replace(cfg.algo, teacher=teacher))
     if datasets.alone(cfg) or (cfg.external is None and cfg.multi_agent is None and not envs.is_multi_agent(cfg.env)):
         return cfg
     if cfg.external is not None:

@@ -14,8 +14,10 @@ from cases import CASES
 from jax.sharding import PartitionSpec as P
 
 from jrl import algos
+from jrl.algos import distill
 from jrl.envs import team
 from jrl.fields.data import RETURN_TO_GO, TIMESTEP, DataSets, learns_from, traits
+from jrl.fields.hyper import Gru
 from jrl.learn import parallel
 from jrl.networks import NetworkConfig
 from jrl.replay import ring, sequences
@@ -50,6 +52,11 @@ def from_data(name):
     return learns_from(algos.get_config_class(name)) is DataSets
 
 
+def has_teacher(name):
+    """Whether an algorithm learns from the labels of a trained policy, and not from rewards."""
+    return algos.get_config_class(name).has_teacher
+
+
 def acts_in(name, kind):
     """Whether an algorithm acts in spaces of this kind, whatever it observes."""
     return issubclass(kind, algos.get_config_class(name).acts_in) and not in_teams(name)
@@ -80,8 +87,17 @@ def config(name, **overrides):
     return algos.get_config_class(name)(**{**CASES[name].small, **overrides})
 
 
-def make(name, env_spec=None, network=NETWORK, *, axis_name=None, **overrides):
-    return algos.get(name).make(config(name, **overrides), env_spec or spec(name=name), network, axis_name=axis_name)
+def make(name, env_spec=None, network=NETWORK, *, axis_name=None, loss=None, **overrides):
+    cfg, env_spec = config(name, **overrides), env_spec or spec(name=name)
+    own = {"teacher": teacher(env_spec)} if has_teacher(name) else {}
+    return algos.get(name).make(cfg, env_spec, network, axis_name=axis_name, loss=loss, **own)
+
+
+@functools.cache
+def teacher(env_spec):
+    """A policy away from its start, that reads all of the observation and remembers."""
+    algo = algos.get("ppo").make(config("ppo"), env_spec, NetworkConfig(hidden=(8,), core=Gru(size=6)))
+    return distill.Teacher(algo, algo.actor(perturbed(made_up_state(algo, seed=5))), env_spec)
 
 
 def learn(algo):

@@ -19,6 +19,7 @@ from fakes import assert_close, assert_same, differ
 from jax.sharding import PartitionSpec as P
 
 from jrl import algos, config
+from jrl.algos import distill
 from jrl.algos.exploration import EpsilonGreedy
 from jrl.fields import hyper
 from jrl.fields.data import Fresh, learns_from
@@ -153,8 +154,8 @@ def spec(name, observation, num_envs=fakes.COLUMNS):
 
 
 def memory(name, core, observation):
-    """A network with memory; the state of an observation is the critic's alone, where there is one."""
-    apart = observation is PRIVILEGED and algos.get_config_class(name).has_critic
+    """A network with memory; the state of an observation is the critic's or the teacher's alone, if there is one."""
+    apart = observation is PRIVILEGED and (algos.get_config_class(name).has_critic or fakes.has_teacher(name))
     more = {"value_inputs": ("state",)} if apart else {}
     return NetworkConfig(hidden=(8,), core=CORES[core], max_seq_len=4, **more)
 
@@ -405,7 +406,8 @@ def spoiled(data, scale):
             rng.integers(0, 2, data.action.shape, np.int32) if isinstance(data, Rollout) else np.int32(2**30),
         )
     if isinstance(data, Rollout):
-        changes["extras"] = {k: other(x) if k == "log_prob" else x for k, x in data.extras.items()}
+        spoil = lambda k, x: jax.tree.map(other, x) if k in ("log_prob", distill.LABEL) else x
+        changes["extras"] = {k: spoil(k, x) for k, x in data.extras.items()}
         return void, data.replace(**changes)
     changes["discount"] = other(data.discount)
     known = data.extras[NEXT_ACTION]
@@ -453,6 +455,10 @@ def test_void_rows_change_nothing(name, setting):
         if name in ("bc", "dt"):  # they read no rewards
             row = row.reshape(*row.shape, *[1] * (action.ndim - row.ndim))
             changed.append(m.data.replace(action=np.where(row, (action + 1) % 2, action)))
+        elif fakes.has_teacher(name):  # it reads the teacher's labels alone
+            add = lambda x, row=row: x + row.reshape(*row.shape, *[1] * (x.ndim - row.ndim)) * np.arange(x.shape[-1])
+            label = jax.tree.map(add, m.data.extras[distill.LABEL])
+            changed.append(m.data.replace(extras={**m.data.extras, distill.LABEL: label}))
         else:  # a Huber loss has one slope for all far rewards of a side
             changed += [m.data.replace(reward=reward + np.float32(change) * row) for change in (1.0, -1e3)]
     assert any(differ(before.params, m.update(m.state, data, KEY)[0].params) for data in changed)
@@ -477,6 +483,7 @@ def test_save_restore_continue(name, setting, tmp_path):
     m = made(name, setting)
     straight, batches = m.state, m.batches(4)
     given, stop = (["data.input=nowhere"], "updates=1e5") if fakes.from_data(name) else ([], "env_steps=1e5")
+    given += ["algo.teacher=nowhere"] if fakes.has_teacher(name) else []
     run = config.load(None, given, algo=name, env="CartPole-v1", stop=[stop])
     for i, data in enumerate(batches):
         if i == 2:

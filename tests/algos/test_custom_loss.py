@@ -29,7 +29,7 @@ def each(*quick):
 def make(name, loss=None, **options):
     one_step = {"num_epochs": 1, "num_minibatches": 1} if "num_epochs" in CASES[name].small else {}
     options = {**one_step, "max_grad_norm": None, **options}
-    return algos.get(name).make(fakes.config(name, **options), fakes.spec(name=name), fakes.NETWORK, loss=loss)
+    return fakes.make(name, loss=loss, **options)
 
 
 @functools.cache

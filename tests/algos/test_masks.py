@@ -98,8 +98,7 @@ def world(num_envs):
 def test_gradients_never_see_a_masked_output(name):
     remember = functools.partial(history.add_history, prev_reward=fakes.plays_for_a_return(name))
     env = transformed(world(8), remember)
-    module = algos.get(name)
-    algo = module.make(module.Config(), env.spec, NETWORK)
+    algo = fakes.make(name, env.spec, NETWORK)
     unrolled = unroll.make(env, algo.act, length=16, carry=algo.carry)
     key = jax.random.key(0)
     state = fakes.made_up_state(algo)

@@ -40,7 +40,9 @@ stop: {env_steps: 1000}
 
 
 def with_data(name, made):
-    """The config with data, if the algorithm learns from nothing else."""
+    """The config with data, or with a teacher, if the algorithm learns from nothing else."""
+    if algos.get_config_class(name).has_teacher:
+        made = made.training(teacher="runs/teacher")
     return made.offline_data(input_="data") if learns_from(algos.get_config_class(name)) is DataSets else made
 
 

@@ -185,13 +185,14 @@ ROWS: dict[str, Row] = {
         needs=("mujoco_playground",),
     ),
 }
-EXTRAS = {  # module -> how to install it, and for which rows
-    "craftax": "pip install 'jrl[suites]'  # row craftax",
-    "mujoco_playground": "pip install 'jrl[suites]'  # row playground",
-    "rejax": "pip install rejax==0.1.3 gymnax==0.0.9 six  # Rejax beside ppo-*, sac-jax, dqn-jax",
+EXTRAS = {  # module -> how to install it, and the rows that need it
+    "craftax": "pip install 'jrl[suites]'  # craftax",
+    "mujoco_playground": "pip install 'jrl[suites]'  # playground",
+    # distrax, which Rejax and Craftax_Baselines import, fails on jax 0.10 with the released tensorflow-probability
+    "rejax": "pip install rejax==0.1.3 gymnax==0.0.9 six tfp-nightly  # Rejax beside ppo-*, sac-jax, dqn-jax",
     "brax": "pip install brax  # brax's trainer beside playground",
-    "distrax": "pip install distrax wandb, git clone https://github.com/MichaelTMatthews/Craftax_Baselines, "
-    "--craftax-baselines FOLDER  # beside craftax",
+    "distrax": "pip install distrax wandb tfp-nightly  # beside craftax, with --craftax-baselines CLONE "
+    "of https://github.com/MichaelTMatthews/Craftax_Baselines",
 }
 
 

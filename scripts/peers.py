@@ -1,6 +1,6 @@
 """Runs another library on a work of `on_gpu.py`, without start-up and compilation: prints one JSON line.
 
-    python scripts/peers.py rejax ppo 2048 --seconds 10        # pip install rejax==0.1.3 gymnax==0.0.9 six
+    python scripts/peers.py rejax ppo 2048 --seconds 10        # pip install rejax==0.1.3 gymnax==0.0.9 six tfp-nightly
     python scripts/peers.py rejax sac 1
     python scripts/peers.py brax CartpoleBalance 2048          # pip install playground brax
     python scripts/peers.py craftax FOLDER 1024                # git clone MichaelTMatthews/Craftax_Baselines FOLDER

@@ -213,8 +213,7 @@ def train(
     out = Path(tempfile.mkdtemp())
     settings = [f"--set={o}" for o in (*overrides, *spaces)]
     if not keep_criteria:
-        criteria = load(config, overrides).stop
-        settings += [f"--set=stop.{name}=1e9" for name in criteria if name not in ("env_steps", "updates")]
+        settings += [f"--set={o}" for o in without_criteria(config, overrides)]
     environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(cache)}
     settings += ["--seeds", str(seeds)] if seeds else []
     module = "jrl.sweep" if spaces else "jrl.train"
@@ -227,6 +226,11 @@ def train(
     rows = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
     shutil.rmtree(out)
     return start, rows
+
+
+def without_criteria(config: str, overrides: Iterable[str]) -> list[str]:
+    """Overrides by which a run ends with its budget alone."""
+    return [f"stop.{name}=1e9" for name in load(config, overrides).stop if name not in ("env_steps", "updates")]
 
 
 def steady_rate(rows: list[dict], skip: float = 0.3) -> float:

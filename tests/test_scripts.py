@@ -68,6 +68,43 @@ def test_the_works_are_valid_configs(monkeypatch):
         assert (task.bounds is not None) == datasets.alone(config.load(task.config, task.overrides)), task.name
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.01])
+def test_the_rows_of_a_gpu_are_valid_configs(monkeypatch, scale):
+    monkeypatch.chdir(ROOT)
+    bench = load("on_gpu")
+    for row in bench.ROWS.values():
+        path, *overrides = row.settings
+        cfg = config.load(path, [*overrides, *bench.run_settings(row, scale)])
+        assert cfg.run.report_every and all(cfg.stop[name] >= 1e9 for name in cfg.stop)
+
+
+def test_the_table_of_a_gpu_has_each_row_and_its_reason():
+    bench = load("on_gpu")
+    lines = [
+        {"row": "pong", "ours": {"steps_per_s": 900.0}, "theirs": {"steps_per_s": 1000.0}, "versions": {}, "card": "H"},
+        {"row": "sac-jax", "ours": {"steps_per_s": 9.0}, "theirs": {"error": "Traceback\nno rejax | here"}},
+        {"row": "craftax", "ours": {"error": "craftax is not installed"}},
+    ]
+    pong, sac, craftax, skipped, *_ = bench.format_table(lines, ["playground"]).splitlines()[2:]
+    assert "| 3,600 frames/s | envpool: 4,000 frames/s | 0.90 | 100,000, 0.9 x |" in pong
+    assert "| 9 steps/s | rejax: no rejax / here |  |" in sac
+    assert "| craftax is not installed |" in craftax and "not measured: no time left" in skipped
+
+
+@pytest.mark.slow
+def test_a_row_of_a_gpu_is_measured_and_a_peer_that_fails_does_not_end_the_table(tmp_path, monkeypatch):
+    """On the CPU, with four environments; rejax is not among the packages of the tests."""
+    bench = load("on_gpu")
+    arguments = ["--rows", "ppo-2048", "dqn-jax", "--scale", "0.001", "--profile", "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", ["on_gpu.py", *arguments])
+    bench.main()
+    first, second = map(json.loads, (tmp_path / "out" / "results.jsonl").read_text().splitlines())
+    assert first["ours"]["steps_per_s"] > 0 and first["ours"]["updates_per_s"] > 0 and first["versions"]["jax"]
+    assert second["ours"]["steps_per_s"] > 0 and ("error" in second["theirs"] or second["theirs"]["steps_per_s"] > 0)
+    assert (tmp_path / "out" / "ppo-2048.tar.gz").stat().st_size > 1000
+    assert (tmp_path / "out" / "table.md").read_text().count("steps/s") >= 2
+
+
 def test_programs_of_all_algorithms_are_compared():
     assert sorted(load("compare_programs").OPTIONS) == sorted(algos.names())
 

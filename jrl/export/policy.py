@@ -219,27 +219,28 @@ def _onnx(directory: Path) -> Forward:
 def _c(directory: Path) -> Forward:
     about = json.loads((directory / "policy.json").read_text())
     obs, actions = _list_leaves(about["observation"]), _list_leaves(about["action"])
-    fields = [f"memory_{i}" for i in range(len(about["memory"]))] + ["begins"] * about["reads_begins"]
     memory = [(tuple(m["shape"]), np.dtype(m["dtype"])) for m in about["memory"]]
-    begins = len(obs) + len(memory) + about["reads_reward"]  # its number, and that of the first output
-    places = [*range(len(obs), len(obs) + len(memory)), *[begins] * about["reads_begins"]]
-    first = begins + about["reads_begins"]
+    flags = [*["reward"] * about["reads_reward"], *["begins"] * about["reads_begins"]]
+    number = lambda name, values: [f"{name}_{i}" for i in range(len(values))]
+    kept = number("memory", memory)
+    names = [*number("obs", obs), *kept, *flags, *number("action", actions), *number("next", memory)]
+    x = {name: f"x[{i}]" for i, name in enumerate(names)}  # one row of each input and output
+    fields = [name for name in names if name in kept or name == "begins"]  # of policy_memory
     arguments = [
         *["&m"] * bool(fields),
-        *(f"(const void *)x[{i}]" for i in range(len(obs))),
-        *[f"*(float *)x[{begins - 1}]"] * about["reads_reward"],
-        *(f"(void *)x[{first + i}]" for i in range(len(actions))),
+        *(f"(const void *){x[name]}" for name in number("obs", obs)),
+        *(f"*(float *){x[name]}" for name in flags if name == "reward"),
+        *(f"(void *){x[name]}" for name in number("action", actions)),
     ]
-    # x: the inputs and outputs of one row, width: the bytes of a row
     source = f"""
 #include "policy.h"
-void act(int rows, char **x, const int *width) {{
+void act(int rows, char **x, const int *row_bytes) {{
   {"policy_memory m;" if fields else ""}
   for (; rows > 0; rows--) {{
-    {" ".join(f"memcpy(&m.{name}, x[{i}], sizeof m.{name});" for name, i in zip(fields, places))}
+    {" ".join(f"memcpy(&m.{name}, {x[name]}, sizeof m.{name});" for name in fields)}
     policy_act({", ".join(arguments)});
-    {" ".join(f"memcpy(x[{first + len(actions) + i}], m.memory_{i}, sizeof m.memory_{i});" for i in range(len(memory)))}
-    for (int i = 0; i < {first + len(actions) + len(memory)}; i++) x[i] += width[i];
+    {" ".join(f"memcpy({x[new]}, m.{name}, sizeof m.{name});" for name, new in zip(kept, number("next", memory)))}
+    for (int i = 0; i < {len(names)}; i++) x[i] += row_bytes[i];
   }}
 }}
 """

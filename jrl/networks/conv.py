@@ -157,13 +157,13 @@ class Grid(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        width, (least, counts) = self.cfg.encoder_hidden[-1], grid_values(self.leaf)
-        first, last = np.array(least, np.int32), np.array(counts, np.int32) - 1
-        rows = np.cumsum([0, *(last + 1)])  # rows of each channel in the table
+        width = self.cfg.encoder_hidden[-1]
+        least, sizes = (np.array(x, np.int32).reshape(1, 1, 1, -1) for x in grid_values(self.leaf))
+        first = np.cumsum(sizes, -1, dtype=np.int32) - sizes  # first row of each channel in the table
         init = nn.initializers.normal(1.0 / math.sqrt(width))
-        table: Any = parameter(self, "table", init, (int(rows[-1]), width))
+        table: Any = parameter(self, "table", init, (int(sizes.sum()), width))
         # clipped: an integer beyond its bounds would read another channel's vectors
-        index = jnp.clip(cells(self.leaf, x).astype(jnp.int32) - first, 0, last) + rows[:-1]
+        index = jnp.clip(cells(self.leaf, x).astype(jnp.int32) - least, 0, sizes - 1) + first
         x = table.at[index].get(mode="promise_in_bounds")
         x = x.reshape(*x.shape[:3], -1)
         for features in (16, 32, 64):

@@ -65,7 +65,8 @@ def packages(requirements: list[str]) -> list[str]:
 
 def main(argv: list[str] | None = None) -> int:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form, allow_abbrev=False)
     parser.add_argument("extras", nargs="*", choices=[*extras, []], metavar="EXTRA", help="default: all")
     parser.add_argument("--venv", type=Path, help="directory of the virtual environment; default: a temporary one")
     args = parser.parse_args(argv)

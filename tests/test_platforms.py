@@ -25,8 +25,8 @@ def get_context(method=None):
 multiprocessing.get_context = get_context
 sys.modules["envpool"] = None
 from jrl import train
-small = ["--algo=ppo", "--env=CartPole-v1", "--set=env.num_envs=2", "--set=rollout.length=16", "--set=network.hidden=[4]",
-         "--stop=env_steps=40", f"--out={sys.argv[1]}"]
+small = ["--algo=ppo", "--env=CartPole-v1", "--set=env.num_envs=2", "--set=rollout.length=16",
+         "--set=network.hidden=[4]", "--stop=env_steps=40", f"--out={sys.argv[1]}"]
 assert train.main(small) == 0
 sys.exit(train.main([*small, f"--out={sys.argv[1]}-2", "--set=env.remote_worker_envs=true"]))
 """

@@ -168,11 +168,16 @@ def _misfit(leaf: Leaf, name: str) -> str | None:
 
 
 def cells(leaf: Box, x: Any) -> Any:
-    """Returns grids [..., *leaf.shape] as [N, H, W, C]; C is the smaller of the first and last of three axes."""
+    """Returns grids [..., *leaf.shape] as [N, H, W, C].
+
+    Of three axes two equal ones are H and W, as in stacked frames with more channels than rows. If all axes differ, C
+    is the smaller of the first and the last.
+    """
     if len(leaf.shape) == 2:
         return x.reshape(-1, *leaf.shape, 1)
-    x = x.reshape(-1, *leaf.shape)
-    return x.transpose(0, 2, 3, 1) if leaf.shape[0] < leaf.shape[2] else x
+    a, b, c = leaf.shape
+    x = x.reshape(-1, a, b, c)
+    return x.transpose(0, 2, 3, 1) if (b == c != a) or (a < c and b not in (a, c)) else x
 
 
 def grid_values(leaf: Box) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -144,10 +144,14 @@ def test_gymnax_limit_keeps_its_type():
         ("gymnax:CartPole-v1", {"max_episode_steps": 0}, ["max_episode_steps", "positive integer"]),
         ("brax:halfcheeta", {}, ["brax:halfcheeta", "did you mean", "halfcheetah"]),
         ("brax:inverted_pendulum", {"zzz": 1}, ["env.options", "brax:inverted_pendulum", "zzz"]),
+        ("jumanji:Connector-v2", {}, ["jumanji:Connector-v2", "did you mean", "Connector-v3"]),
+        ("navix:Navix-Empty-8x8-v1", {}, ["navix:Navix-Empty-8x8-v1", "did you mean", "Navix-Empty-8x8-v0"]),
+        ("navix:Navix-Empty-8x8-v0", {"observation": "symbolc"}, ["env.options.observation", "did you mean symbolic"]),
+        ("navix:Navix-Empty-8x8-v0", {"zzz": 1}, ["env.options", "navix:Navix-Empty-8x8-v0", "zzz"]),
     ],
 )
 def test_errors(id, options, parts):
-    pytest.importorskip(id.split(":")[0])
+    require(id.split(":")[0])
     with pytest.raises(InputError) as caught:
         envs.make(id, num_envs=2, options=options)
     assert all(part in str(caught.value) for part in parts), caught.value
@@ -271,12 +275,13 @@ def test_navix_shows_what_its_function_returns(view):
     actions = random_actions(Discrete(7), 20, 2)
     found = run("navix:Navix-DoorKey-5x5-v0", actions, options={"max_episode_steps": 9, "observation": view})
     env = navix.make("Navix-DoorKey-5x5-v0", max_steps=99, observation_fn=getattr(navix.observations, view))
+    reset, step = jax.jit(env.reset), jax.jit(env.step)
     keys = suites.split_key(jax.random.fold_in(jax.random.key(0), 1), 2)  # as Stepper's first key
     for b in range(2):
-        timestep = env.reset(keys[b])
+        timestep = reset(keys[b])
         np.testing.assert_array_equal(found.first[b], timestep.observation)
         for t in range(9):
-            timestep = jax.jit(env.step)(timestep, actions[t, b])
+            timestep = step(timestep, actions[t, b])
             np.testing.assert_array_equal(found.obs[t, b], timestep.observation)
             assert found.reward[t, b] == timestep.reward
         assert found.truncated[8, b] and found.reset_row[9, b]

@@ -159,6 +159,8 @@ def test_a_grid_is_embedded_by_channel():
         (Box((5, 4), "int8", -1, 10), ((-1,), (12,))),  # one channel
         (Box((2, 5, 4), "uint8", 0, 255), ((0, 0), (256, 256))),  # channels first, as two frames of one channel
         (Box((4, 4, 2), "int32", (0.0, 3.0) * 16, (2.0, 4.0) * 16), ((0, 3), (3, 2))),
+        (Box((4, 4, 6), "int32", 0, (2.0, 1.0) * 48), ((0,) * 6, (3, 2) * 3)),  # three frames of two channels
+        (Box((6, 4, 4), "int32", 0, (2.0,) * 48 + (1.0,) * 48), ((0,) * 6, (3, 3, 3, 2, 2, 2))),
     ],
 )
 def test_tables_of_a_grid_have_a_row_for_each_value_of_a_channel(space, values):

@@ -1,9 +1,10 @@
 # make train | test | test-all | lint | test-slow | bench | matrix: each makes .venv on first use.
+# make test-extras: a new environment without constraints, as a user's.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test test-all lint test-slow bench matrix
+.PHONY: train test test-all test-extras lint test-slow bench matrix
 
 $(BIN)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -18,6 +19,9 @@ test: $(BIN)/.installed
 
 test-all: $(BIN)/.installed
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+
+test-extras:
+	$(PYTHON) scripts/try_extras.py
 
 lint: $(BIN)/.installed
 	$(BIN)/ruff check .

@@ -88,7 +88,7 @@ def details(error: BaseException) -> str:
     return ""
 
 
-def cannot_import(package: str, error: ImportError, install: str = "") -> str:
+def cannot_import(package: str, error: Exception, install: str = "") -> str:
     """Returns why a package cannot be imported, and the pip command that fixes it.
 
     Args:

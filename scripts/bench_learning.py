@@ -139,6 +139,7 @@ TASKS = (
     Task("masked-ppo", "configs/ppo_mask.yaml"),
     Task("masked-dqn", "configs/dqn_mask.yaml"),
     Task("doorkey", "configs/ppo_minigrid.yaml"),
+    Task("xminigrid-gru", "configs/ppo_xminigrid.yaml", needs="xminigrid"),
     Task("sac-cartpole-balance", "configs/sac_dmc.yaml"),
     Task(
         "sac-halfcheetah", "configs/sac_mujoco.yaml", ("stop.env_steps=100000", "stop.evaluation/return=3000"), seeds=1

@@ -18,8 +18,9 @@ SUITES = {
     "craftax": "jrl.envs.suites:make_craftax",
     "brax": "jrl.envs.suites:make_brax",
     "playground": "jrl.envs.suites:make_playground",
-    "jumanji": "jrl.envs.timestep_suites:make_jumanji",
-    "xminigrid": "jrl.envs.timestep_suites:make_xminigrid",
+    "jumanji": "jrl.envs.jumanji_env:make_jumanji",
+    "xminigrid": "jrl.envs.grid_suites:make_xminigrid",
+    "navix": "jrl.envs.grid_suites:make_navix",
     "pgx": "jrl.envs.pgx_env:make_pgx",
     "jaxmarl": "jrl.envs.jaxmarl_env:make_jaxmarl",
 }

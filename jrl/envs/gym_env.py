@@ -9,7 +9,6 @@ from jrl.envs import spec as spaces
 from jrl.envs.context import OnFailure
 from jrl.envs.infos import Infos, find_mask
 from jrl.envs.precision import Precision
-from jrl.envs.processes import WorkerPool
 from jrl.envs.vector import Vector
 from jrl.fields.env import EnvConfig
 from jrl.gym.factory import EnvFactory
@@ -41,7 +40,9 @@ class HostEnv:
     def __init__(
         self, cfg: EnvConfig, make: Callable[[int], Any], options: dict[str, Any], seed: int, on_failure: OnFailure
     ):
-        kind = WorkerPool if cfg.remote_worker_envs else Vector
+        kind: Any = Vector
+        if cfg.remote_worker_envs:
+            from jrl.envs.processes import WorkerPool as kind  # needs a fork server, which Windows does not have
         self._vector: Any = kind(
             make, id=cfg.id, options=options, num_envs=cfg.num_envs, seed=seed, on_failure=on_failure
         )

@@ -14,6 +14,7 @@ from jrl.envs.backends import IN_JAX, SUITES, suite_of
 from jrl.envs.context import check_options, parameters_of
 from jrl.envs.gym_ids import load_class
 from jrl.envs.jax_env import Definition, build, check_time_limit
+from jrl.envs.jumanji_env import is_team
 from jrl.envs.multi_agent import MultiDefinition
 from jrl.envs.pgx_env import num_players
 from jrl.errors import InputError, did_you_mean
@@ -40,7 +41,10 @@ def check(cfg: EnvConfig) -> list[str]:
 def has_agents(cfg: EnvConfig) -> bool:
     """Returns whether the environments have several agents. Raises InputError as `load_definition`."""
     if (suite := suite_of(cfg.id)) is not None:
-        return suite == "jaxmarl" or (suite == "pgx" and num_players(cfg.id.partition(":")[2]) > 1)
+        name = cfg.id.partition(":")[2]
+        return (
+            suite == "jaxmarl" or (suite == "pgx" and num_players(name) > 1) or (suite == "jumanji" and is_team(name))
+        )
     return isinstance(load_definition(cfg.id, cfg.options), MultiDefinition)
 
 

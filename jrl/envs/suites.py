@@ -15,12 +15,27 @@ import numpy as np
 from flax import struct
 
 from jrl.envs import spec as spaces
-from jrl.envs.jax_env import check_time_limit, select, under_contract
+from jrl.envs.jax_env import check_time_limit, count_step, select, under_contract
+from jrl.envs.multi_agent import GamesState, end_step
 from jrl.errors import cannot_import
 from jrl.fields.env import EnvConfig
 from jrl.registry import load as load_function
 from jrl.spaces import map_leaves
-from jrl.types import Array, Box, Dict, Discrete, EnvSpec, InputError, JaxEnv, Key, MultiDiscrete, PyTree, Space, Tuple
+from jrl.types import (
+    Array,
+    Box,
+    Dict,
+    Discrete,
+    EnvSpec,
+    InputError,
+    JaxEnv,
+    Key,
+    MultiDiscrete,
+    PyTree,
+    Space,
+    StepResult,
+    Tuple,
+)
 
 if TYPE_CHECKING:  # imported with `env.randomize` only
     from jrl.envs.randomization import Tasks
@@ -30,12 +45,12 @@ _CHUNKS = 64  # a step computes resets for B / 64 environments at a time
 
 
 def import_suite(module: str, load: Callable[[str], Any] = importlib.import_module) -> Any:
-    """Returns a module of a suite. Raises InputError: it, or a package that it needs, is not installed."""
+    """Returns a module of a suite. Raises InputError: it, or a package that it needs, is not installed or too old."""
     package = module.partition(".")[0]
     suite = package.removeprefix("mujoco_")  # playground is the module mujoco_playground
     try:
         return load(module)
-    except ImportError as e:
+    except (ImportError, AttributeError) as e:  # AttributeError: a package that does not fit this jax
         raise InputError(f"env.id {suite}:...: {cannot_import(package, e, suite)}") from e
 
 
@@ -120,6 +135,42 @@ def _make_storable(reset_one: Callable[..., Any], step_one: Callable[..., Any]) 
         return jax.tree.map(pack, state), *result
 
     return reset, step
+
+
+def vectorize_games(
+    spec: EnvSpec,
+    reset_one: Callable[[Key], tuple[PyTree, PyTree]],
+    step_one: Callable[[PyTree, PyTree, Key], tuple[PyTree, PyTree, Array, Array]],
+) -> JaxEnv:
+    """Returns G games of A agents under the contract of `jrl.types.Several` from the functions of one game.
+
+    Args:
+      spec: spec of the G * A agents, all of the same spaces, with the time limit to apply.
+      reset_one: key -> (state, obs [A, *]).
+      step_one: (state, actions [A, *], key) -> (state, obs [A, *], reward [A], true ends [A]), without a reset and
+        without a time limit. Actions of agents that have ended are arbitrary.
+    """
+    reset_one, step_one = _make_storable(reset_one, step_one)
+    size = spec.num_agents
+    keys = lambda key: jax.random.split(key, spec.games)
+    flat = lambda tree: jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
+
+    def reset(key: Key) -> tuple[GamesState, PyTree]:
+        inner, obs = jax.vmap(reset_one)(keys(key))
+        state = GamesState(inner, jnp.zeros(spec.games, jnp.int32), jnp.ones((spec.games, size), bool))
+        # copies: the caller donates state and observation, which must not share a buffer
+        return state, jax.tree.map(jnp.copy, flat(obs))
+
+    def step(state: GamesState, action: PyTree, key: Key) -> tuple[GamesState, StepResult]:
+        spaces.check_action(spec.action, spec.num_envs, action)  # while tracing: shape and dtype
+        step_key, reset_key = jax.random.split(key)
+        by_game = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), action)
+        counted = count_step(state.elapsed, spec.max_episode_steps)
+        inner, obs, reward, ended = jax.vmap(step_one)(state.inner, by_game, keys(step_key))
+        inner, obs = _reset_each(reset_one, (keys(reset_key),), counted[0], (inner, obs))
+        return end_step(state.there, counted, inner, obs, reward, ended)
+
+    return JaxEnv(spec, reset, step)
 
 
 def _reset_each(reset_one: Callable[..., PyTree], given: tuple[PyTree, ...], fresh: Array, stepped: PyTree) -> PyTree:

@@ -162,6 +162,8 @@ def _simplify(eqn: core.JaxprEqn, constants: list[Any]) -> Callable[..., Any] | 
             return lambda x: _max_pool(x, params["window_dimensions"], params["window_strides"], params["padding"])
         case "gather" if constants[1] is not None:
             return _replace_gather(params, np.asarray(constants[1]), _shape(eqn.invars[0]))
+        case "gather":
+            return _replace_lookup(params, _shape(eqn.invars[0]))
         case "scatter-add" if constants[1] is not None:
             return _replace_scatter(params, np.asarray(constants[1]), _shape(eqn.invars[0]))
     return None
@@ -211,6 +213,15 @@ def _replace_gather(params: dict[str, Any], start: np.ndarray, shape: tuple[Any,
         if not 0 <= starts[axis] <= stops[axis] <= shape[axis]:
             return None
     return lambda x, _: lax.squeeze(lax.slice(x, starts, stops), collapsed)
+
+
+def _replace_lookup(params: dict[str, Any], shape: tuple[Any, ...]) -> Callable[..., Any] | None:
+    """Returns a product with one-hot vectors instead of a gather of rows of a table, such as table[index]."""
+    numbers = params["dimension_numbers"]
+    rows = (numbers.collapsed_slice_dims, numbers.start_index_map, params["slice_sizes"][1:]) == ((0,), (0,), shape[1:])
+    if len(shape) != 2 or not rows:
+        return None
+    return lambda table, index: jax.nn.one_hot(index[..., 0], shape[0], dtype=table.dtype) @ table
 
 
 def _replace_scatter(params: dict[str, Any], start: np.ndarray, shape: tuple[Any, ...]) -> Callable[..., Any] | None:

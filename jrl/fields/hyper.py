@@ -106,9 +106,9 @@ class NetworkConfig:
     log_std_init: Annotated[float, Interval(ge=-20, le=20)] = 0.0  # initial log standard deviation of a Gaussian policy
     state_dependent_std: bool = False  # the network predicts log_std; false: one free parameter per action element
     # path of an array of the observation, such as camera or goal/0 -> its encoder: flat (the values, integers one-hot),
-    # mlp, embedding, nature_cnn, impala, small_cnn
+    # mlp, embedding, grid, nature_cnn, impala, small_cnn
     encoders: dict[str, str] = NO_OPTIONS
-    encoder_hidden: Widths = (64,)  # widths of the encoder mlp; the last is the width of embeddings
+    encoder_hidden: Widths = (64,)  # widths of the encoder mlp; the last is the width of embeddings and of grid's
     flatten: bool = False  # concatenate the observation to one vector, images too
     image_max: Positive = 255.0  # divisor of uint8 images
     transform: Name | None = None  # pure function of one observation, package.module:name, before the network

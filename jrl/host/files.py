@@ -81,7 +81,8 @@ def _write_owner(handle: int) -> None:
     now = datetime.datetime.now().isoformat(" ", "seconds")
     text = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": now})
     os.ftruncate(handle, 0)
-    os.pwrite(handle, text.encode(), 0)
+    os.lseek(handle, 0, os.SEEK_SET)
+    os.write(handle, text.encode())
 
 
 def _read_owner(path: Path) -> tuple[int, str, str] | None:

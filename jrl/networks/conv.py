@@ -1,4 +1,4 @@
-"""Torsos for images: Nature CNN, IMPALA ResNet, small CNN; with a convolution that is fast inside `lax.scan` on CPU.
+"""Torsos for images: Nature CNN, IMPALA ResNet, small CNN; the encoder of grids; a convolution that is fast on CPU.
 
 XLA's CPU backend uses its fast convolution kernel only for the NHWC / HWIO layout. It converts other layouts only
 outside loops. The gradients that JAX derives for a convolution use other layouts, so a training step inside a
@@ -6,16 +6,18 @@ outside loops. The gradients that JAX derives for a convolution use other layout
 convolutions with explicit transposes.
 """
 
+import math
 from functools import partial
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jrl.fields.hyper import NetworkConfig
 from jrl.networks.dense import Dense, bias_init, kernel_init, parameter
-from jrl.networks.encoders import layer_options
+from jrl.networks.encoders import cells, grid_values, layer_options
 
 _LAYOUT = ("NHWC", "HWIO", "NHWC")
 
@@ -141,3 +143,29 @@ class SmallCnn(nn.Module):
             x = nn.relu(Conv(features, 3, stride, padding="SAME", **options)(x))
         x = x.reshape(x.shape[0], -1)
         return nn.relu(Dense(128, **options)(x))
+
+
+class Grid(nn.Module):
+    """Encoder of a grid of integers `leaf`: learned vectors of the cells, and three 2 x 2 convolutions with ReLU.
+
+    As in the baselines of XLand-MiniGrid (arXiv:2312.12044): each channel has its own table, the vectors of a cell are
+    concatenated, and the convolutions have 16, 32 and 64 channels. Vectors have `cfg.encoder_hidden[-1]` numbers.
+    """
+
+    leaf: Any  # Box
+    cfg: NetworkConfig
+
+    @nn.compact
+    def __call__(self, x):
+        width = self.cfg.encoder_hidden[-1]
+        least, sizes = (np.array(x, np.int32).reshape(1, 1, 1, -1) for x in grid_values(self.leaf))
+        first = np.cumsum(sizes, -1, dtype=np.int32) - sizes  # first row of each channel in the table
+        init = nn.initializers.normal(1.0 / math.sqrt(width))
+        table: Any = parameter(self, "table", init, (int(sizes.sum()), width))
+        # clipped: an integer beyond its bounds would read another channel's vectors
+        index = jnp.clip(cells(self.leaf, x).astype(jnp.int32) - least, 0, sizes - 1) + first
+        x = table.at[index].get(mode="promise_in_bounds")
+        x = x.reshape(*x.shape[:3], -1)
+        for features in (16, 32, 64):
+            x = nn.relu(Conv(features, 2, **layer_options(self.cfg))(x))
+        return x.reshape(x.shape[0], -1)

@@ -25,7 +25,7 @@ CNNS = {
     "impala": "jrl.networks.conv:ImpalaResNet",
     "small_cnn": "jrl.networks.conv:SmallCnn",
 }
-ENCODERS = ("flat", "mlp", "embedding", *CNNS)
+ENCODERS = ("flat", "mlp", "embedding", "grid", *CNNS)
 DENSE = ("auto", "mlp")  # torsos that consist of the dense layers after the encoders
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "tanh": jnp.tanh,
@@ -42,6 +42,8 @@ def layer_options(cfg: NetworkConfig) -> dict[str, Any]:
 
 
 NATURE_LEAST = 36  # height and width of the smallest image for nature_cnn
+GRID_LEAST = 4  # height and width of the smallest grid for the three 2 x 2 windows of the encoder grid
+_MOST_VALUES = 256  # values of a cell that the encoder grid embeds: all of uint8
 
 
 def is_image(space: Space) -> bool:
@@ -171,7 +173,38 @@ def _misfit(leaf: Leaf, name: str) -> str | None:
         return f"{name} needs images of {least} or more, not {leaf.shape}: use impala, small_cnn or mlp"
     if name == "embedding" and not isinstance(leaf, Discrete | MultiDiscrete):
         return f"an embedding needs integers, Discrete or MultiDiscrete, not {leaf}: use mlp or flat"
+    if name == "grid":
+        if not (isinstance(leaf, Box) and np.dtype(leaf.dtype).kind in "iu" and len(leaf.shape) in (2, 3)):
+            return f"grid needs a Box of integers with 2 or 3 axes, not {leaf}: use mlp or flat"
+        if min(cells(leaf, leaf.bounds()[0]).shape[1:3]) < GRID_LEAST:
+            return f"grid needs {GRID_LEAST} x {GRID_LEAST} cells or more, not {leaf.shape}: use mlp or flat"
+        if not (num := max(grid_values(leaf)[1])) <= _MOST_VALUES:
+            return f"grid needs bounds with at most {_MOST_VALUES} values, not {num:g}: set the Box's low and high"
     return None
+
+
+def cells(leaf: Box, x: Any) -> Any:
+    """Returns grids [..., *leaf.shape] as [N, H, W, C].
+
+    Of three axes two equal ones are H and W, as in stacked frames with more channels than rows. If all axes differ, C
+    is the smaller of the first and the last.
+    """
+    if len(leaf.shape) == 2:
+        return x.reshape(-1, *leaf.shape, 1)
+    a, b, c = leaf.shape
+    x = x.reshape(-1, a, b, c)
+    return x.transpose(0, 2, 3, 1) if (b == c != a) or (a < c and b not in (a, c)) else x
+
+
+def grid_values(leaf: Box) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Returns the least value and the number of values of each channel of a grid, by its bounds.
+
+    >>> grid_values(Box((4, 4, 2), "int32", 0, (15.0, 13.0) * 16))
+    ((0.0, 0.0), (16.0, 14.0))
+    """
+    low, high = (cells(leaf, bound) for bound in leaf.bounds())
+    least = low.min((0, 1, 2))
+    return tuple(least.tolist()), tuple((high.max((0, 1, 2)) - least + 1).tolist())
 
 
 def flat(leaf: Leaf, cfg: NetworkConfig, x: Array) -> Array:
@@ -233,6 +266,8 @@ class Encoders(nn.Module):
                 features.append(flat(leaf, cfg, x))
             elif encoder == "embedding":
                 features.append(_Embedding(leaf, cfg.encoder_hidden[-1], name=name)(x))
+            elif encoder == "grid":
+                features.append(registry.load("jrl.networks.conv:Grid", "network.encoders")(leaf, cfg, name=name)(x))
             elif encoder == "mlp":
                 features.append(Mlp(cfg, cfg.encoder_hidden, name=name)(flat(leaf, cfg, x), valid=valid))
             else:

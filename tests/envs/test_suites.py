@@ -1,5 +1,6 @@
 """gymnax and brax under the contract, where they are installed."""
 
+import subprocess
 import sys
 
 import jax
@@ -23,6 +24,21 @@ def ranks_of_packages():
         yield
 
 
+def require(module):
+    """Skips the test unless a suite can be imported."""
+    try:
+        return suites.import_suite(module)
+    except InputError as e:
+        pytest.skip(str(e))
+
+
+def train(*args, out):
+    """Trains in a process: threads of a run do not have this file's `ranks_of_packages`."""
+    command = [sys.executable, "-m", "jrl.train", *args, "--out", str(out)]
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+
+
 def run(id, actions, *, seed=0, options=None):
     stepper = Stepper(envs.make(id, num_envs=actions.shape[1], options=options), seed)
     first = stepper.reset()
@@ -43,15 +59,17 @@ def assert_equal(a, b, upto=None):
         pytest.param("gymnax:FourRooms-misc", (4,), Discrete(4), 500, marks=pytest.mark.slow),
         ("brax:fast", (2,), Box((1,), "float32", -1.0, 1.0), 1000),
         ("xminigrid:MiniGrid-Empty-8x8", (7, 7, 2), Discrete(6), 256),
+        pytest.param("navix:Navix-Empty-8x8-v0", (8, 8, 3), Discrete(7), None, marks=pytest.mark.slow),
         pytest.param("craftax:Craftax-Classic-Symbolic-v1", (1345,), Discrete(17), 10_000, marks=pytest.mark.slow),
         pytest.param("playground:CartpoleBalance", (5,), Box((1,), "float32", -1.0, 1.0), 1000, marks=pytest.mark.slow),
     ],
 )
 def test_the_contract(id, observation, action, limit):
-    pytest.importorskip({"playground": "mujoco_playground"}.get(name := id.split(":")[0], name))
+    require({"playground": "mujoco_playground"}.get(name := id.split(":")[0], name))
     env = envs.make(id, num_envs=3)
     spec = env.spec
     assert isinstance(env, JaxEnv) and env.pure and callable(env.close) and hash(spec) is not None
+    limit = limit or spec.max_episode_steps  # navix's depends on its version
     assert spec.observation.shape == observation and spec.max_episode_steps == limit and spec.num_envs == 3
     assert (spec.action.shape, spec.action.dtype) == (action.shape, action.dtype)
     actions = random_actions(spec.action, 3 * (LIMIT + 1), 3)
@@ -126,10 +144,14 @@ def test_gymnax_limit_keeps_its_type():
         ("gymnax:CartPole-v1", {"max_episode_steps": 0}, ["max_episode_steps", "positive integer"]),
         ("brax:halfcheeta", {}, ["brax:halfcheeta", "did you mean", "halfcheetah"]),
         ("brax:inverted_pendulum", {"zzz": 1}, ["env.options", "brax:inverted_pendulum", "zzz"]),
+        ("jumanji:Connector-v2", {}, ["jumanji:Connector-v2", "did you mean", "Connector-v3"]),
+        ("navix:Navix-Empty-8x8-v1", {}, ["navix:Navix-Empty-8x8-v1", "did you mean", "Navix-Empty-8x8-v0"]),
+        ("navix:Navix-Empty-8x8-v0", {"observation": "symbolc"}, ["env.options.observation", "did you mean symbolic"]),
+        ("navix:Navix-Empty-8x8-v0", {"zzz": 1}, ["env.options", "navix:Navix-Empty-8x8-v0", "zzz"]),
     ],
 )
 def test_errors(id, options, parts):
-    pytest.importorskip(id.split(":")[0])
+    require(id.split(":")[0])
     with pytest.raises(InputError) as caught:
         envs.make(id, num_envs=2, options=options)
     assert all(part in str(caught.value) for part in parts), caught.value
@@ -234,6 +256,106 @@ def test_ended_environments_share_new_states_or_return_to_the_first():
 def test_resets_that_cannot_be_shared(settings, message):
     with pytest.raises(InputError, match=message):
         envs.make(**{"env": settings.pop("id"), **settings})
+
+
+@pytest.mark.slow  # compiles for seconds
+def test_states_of_suites_fit_into_a_checkpoint(tmp_path):
+    """xminigrid keeps a random key in its state."""
+    require("xminigrid")
+    small = ["--set=env.num_envs=4", "--set=rollout.length=32", "--stop=env_steps=600"]
+    train("ppo_xminigrid", *small, out=tmp_path / "run")
+    assert list((tmp_path / "run" / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("view", ["symbolic_first_person", "categorical", "rgb"])
+@pytest.mark.slow  # compiles for seconds
+def test_navix_shows_what_its_function_returns(view):
+    """Also where an episode ends: navix's own step would begin the next one."""
+    navix = require("navix")
+    actions = random_actions(Discrete(7), 20, 2)
+    found = run("navix:Navix-DoorKey-5x5-v0", actions, options={"max_episode_steps": 9, "observation": view})
+    env = navix.make("Navix-DoorKey-5x5-v0", max_steps=99, observation_fn=getattr(navix.observations, view))
+    reset, step = jax.jit(env.reset), jax.jit(env.step)
+    keys = jax.random.split(jax.random.fold_in(jax.random.key(0), 1), 2)  # as Stepper's first key
+    for b in range(2):
+        timestep = reset(keys[b])
+        np.testing.assert_array_equal(found.first[b], timestep.observation)
+        for t in range(9):
+            timestep = step(timestep, actions[t, b])
+            np.testing.assert_array_equal(found.obs[t, b], timestep.observation)
+            assert found.reward[t, b] == timestep.reward
+        assert found.truncated[8, b] and found.reset_row[9, b]
+
+
+# ---------------------------------------------------------------- teams
+
+
+@pytest.mark.parametrize(
+    ("id", "fields"),
+    [
+        ("LevelBasedForaging-v0", {"agents_view"}),
+        pytest.param("Connector-v3", set(), marks=pytest.mark.slow),
+        pytest.param("Cleaner-v0", {"agents_locations"}, marks=pytest.mark.slow),
+        pytest.param("SearchAndRescue-v0", {"searcher_views", "positions"}, marks=pytest.mark.slow),
+    ],
+)
+def test_teams_of_jumanji_are_jumanji_itself(id, fields):
+    """The record of two games of 12 steps, with a limit of 8, equals jumanji's own steps."""
+    jumanji = require("jumanji")
+    games, limit = 2, 8
+    env = envs.make(f"jumanji:{id}", num_envs=games, state=True, options={"max_episode_steps": limit})
+    plain = jumanji.make(id, time_limit=limit)
+    size, stepper = len(env.spec.agents), Stepper(env)
+    assert size == plain.action_spec.shape[0] and env.spec.num_envs == games * size
+    by_game = lambda x: x.reshape(games, size, *x.shape[1:])
+    first = stepper.reset()
+    obs, rng, record = first, np.random.default_rng(0), [(None, first, None)]
+    for _ in range(12):
+        if "action_mask" in obs:
+            action = np.array([rng.choice(np.flatnonzero(m)) for m in obs["action_mask"]], np.int32)
+        else:
+            action = rng.uniform(-1, 1, (games * size, 2)).astype(np.float32)
+        result = stepper.step(action)
+        obs = result.obs
+        record.append((by_game(action), obs, result))
+    step = jax.jit(plain.step)
+    for game, key in enumerate(jax.random.split(jax.random.fold_in(jax.random.key(0), 1), games)):
+        inner, timestep = plain.reset(key)
+        acting = np.ones(size, bool)
+        for t, (action, obs, result) in enumerate(record):
+            if t > 0:
+                inner, timestep = step(inner, action[game])
+                reward = np.where(acting, np.broadcast_to(timestep.reward, size), 0)
+                np.testing.assert_allclose(by_game(result.reward)[game], reward, rtol=1e-6)
+                np.testing.assert_array_equal(by_game(result.several.absent)[game], ~acting)
+                ends = by_game(result.terminated | result.truncated)[game]
+                over = bool(timestep.last())
+                assert result.several.over[game] == over
+                acting &= ~ends
+                assert not (over and acting.any())
+            assert {*obs} == {*timestep.observation._fields, "state"}
+            for name, x in obs.items():
+                if name not in ("state", "action_mask"):
+                    seen = np.asarray(getattr(timestep.observation, name))
+                    expected = seen if name in fields else np.broadcast_to(seen, (size, *seen.shape))
+                    np.testing.assert_allclose(by_game(x)[game], expected, rtol=1e-6)
+            states = by_game(obs["state"])[game]
+            assert (states == states[0]).all() and states[0].size > 1
+            if t > 0 and over:
+                break
+        assert over and t <= limit
+        _, _, after = record[t + 1]
+        assert by_game(after.several.absent)[game].all() and not by_game(after.reward)[game].any()
+
+
+@pytest.mark.slow  # compiles for seconds
+@pytest.mark.parametrize("state", [False, True])
+def test_a_team_of_jumanji_learns_with_one_policy_and_with_the_global_state(state, tmp_path):
+    require("jumanji")
+    asked = ["multi_agent.state=true", "network.value_inputs=[state]"] if state else []
+    settings = ["env.num_envs=4", "rollout.length=32", "multi_agent.agent_id=true", *asked]
+    args = ["--algo=ppo", "--env=jumanji:LevelBasedForaging-v0", "--stop=env_steps=300"]
+    train(*args, *(f"--set={x}" for x in settings), out=tmp_path / "run")
 
 
 # ---------------------------------------------------------------- masks and games by turns

@@ -20,6 +20,7 @@ from jrl.types import Box, Discrete, EnvSpec, MultiDiscrete
 NUM = 1000
 PIXELS = Box((4, 36, 40), "uint8", 0.0, 255.0)
 COLOURS = Box((14, 16, 3), "uint8", 0.0, 255.0)
+CELLS = Box((5, 6, 2), "int32", 0.0, (12.0, 4.0) * 30)
 
 CASES = {
     "ppo": ("ppo", EnvSpec(VECTOR, Discrete(3), 1), ["algo.normalize_obs=true"]),
@@ -34,6 +35,7 @@ CASES = {
         ["algo.normalize_obs=true", "network.activation=silu", "network.state_dependent_std=true"],
     ),
     "ppo_nature": ("ppo", EnvSpec(PIXELS, Discrete(6), 1), []),
+    "ppo_grid": ("ppo", EnvSpec(CELLS, Discrete(4), 1), ['network.encoders={"": grid}', "network.encoder_hidden=[8]"]),
     "a2c": ("a2c", CONTINUOUS, ["algo.normalize_obs=true"]),
     "impala": ("impala", EnvSpec(VECTOR, Discrete(3), 1), []),
     "appo": ("appo", EnvSpec(VECTOR, MultiDiscrete((3, 4)), 1), []),

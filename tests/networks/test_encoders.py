@@ -9,8 +9,8 @@ import pytest
 
 from jrl import networks, spaces
 from jrl.networks import Head, NetworkConfig
-from jrl.networks.encoders import choose, flattened
-from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple, element
+from jrl.networks.encoders import choose, flattened, grid_values
+from jrl.types import Box, Dict, Discrete, EnvSpec, InputError, MultiBinary, MultiDiscrete, Tuple, element
 
 SPACE = Dict(
     (
@@ -127,6 +127,60 @@ def test_integers_that_are_images_are_numbers():
     board = Box((4, 4, 2), "int32", 0, 5)
     params = jax.eval_shape(build(NetworkConfig(hidden=(5,)), board).init, jax.random.key(0))
     assert params["policy_torso"]["Dense_0"]["kernel"].shape == (32, 5)
+
+
+GRID = Box((7, 7, 2), "int32", 0, (12.0, 4.0) * 49)
+
+
+def test_a_grid_is_embedded_by_channel():
+    """Exchanging two ids and their rows of the table changes nothing: an id is a name, not a number."""
+    network = build(NetworkConfig(hidden=(5,), encoders={"": "grid"}, encoder_hidden=(3,)), GRID)
+    params = jax.device_get(jax.jit(network.init)(jax.random.key(0)))
+    encoder = params["policy_torso_encoders"]["encoder_"]
+    assert encoder["table"].shape == (13 + 5, 3) and encoder["Conv_0"]["kernel"].shape == (2, 2, 6, 16)
+    assert params["policy_torso"]["Dense_0"]["kernel"].shape == (4 * 4 * 64, 5)
+    obs = np.stack([np.random.default_rng(0).integers(0, n, (2, 7, 7)) for n in (13, 5)], -1).astype(np.int32)
+    apply = jax.jit(lambda params, obs: network.apply(params, obs, "policy")[0])
+    found = np.asarray(apply(params, obs))
+    swapped, swap = obs.copy(), np.arange(13)
+    swap[[2, 12]] = swap[[12, 2]]
+    swapped[..., 0] = swap[obs[..., 0]]
+    assert np.abs(found - np.asarray(apply(params, swapped))).max() > 1e-4
+    encoder["table"] = encoder["table"][np.append(swap, range(13, 18))]
+    np.testing.assert_allclose(np.asarray(apply(params, swapped)), found, atol=1e-6)
+    # beyond its bounds an integer is the nearest inside, and not an id of the other channel
+    beyond, last = (np.where([True, False], np.int32(x), obs) for x in (14, 12))
+    np.testing.assert_array_equal(np.asarray(apply(params, beyond)), np.asarray(apply(params, last)))
+
+
+@pytest.mark.parametrize(
+    ("space", "values"),
+    [
+        (Box((5, 4), "int8", -1, 10), ((-1,), (12,))),  # one channel
+        (Box((2, 5, 4), "uint8", 0, 255), ((0, 0), (256, 256))),  # channels first, as two frames of one channel
+        (Box((4, 4, 2), "int32", (0.0, 3.0) * 16, (2.0, 4.0) * 16), ((0, 3), (3, 2))),
+        (Box((4, 4, 6), "int32", 0, (2.0, 1.0) * 48), ((0,) * 6, (3, 2) * 3)),  # three frames of two channels
+        (Box((6, 4, 4), "int32", 0, (2.0,) * 48 + (1.0,) * 48), ((0,) * 6, (3, 3, 3, 2, 2, 2))),
+    ],
+)
+def test_tables_of_a_grid_have_a_row_for_each_value_of_a_channel(space, values):
+    assert grid_values(space) == values
+    assert choose(space, NetworkConfig(encoders={"": "grid"})) == {"": "grid"}
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (Box((3, 7, 2), "int32", 0, 5), "4 x 4 cells or more, not (3, 7, 2): use mlp or flat"),
+        (Box((7, 7, 2), "int32"), "bounds with at most 256 values, not inf: set the Box's low and high"),
+        (Box((7, 7, 2), "int32", 0, 256), "bounds with at most 256 values, not 257"),
+        (Box((7, 7, 2), "float32", 0, 5), "a Box of integers with 2 or 3 axes"),
+    ],
+)
+def test_a_grid_that_cannot_be_embedded_is_refused(space, message):
+    with pytest.raises(InputError) as e:
+        choose(space, NetworkConfig(encoders={"": "grid"}))
+    assert message in str(e.value)
 
 
 def test_the_mask_is_not_read():

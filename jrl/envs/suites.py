@@ -122,7 +122,7 @@ def _make_storable(reset_one: Callable[..., Any], step_one: Callable[..., Any]) 
 
     def unpack(x: Any) -> Any:
         if isinstance(x, _Key):
-            return jax.random.wrap_key_data(x.data, impl=x.impl)
+            return jax.random.wrap_key_data(jnp.asarray(x.data), impl=x.impl)
         return jnp.zeros(x.like.shape, x.like.dtype) if isinstance(x, _Empty) else x
 
     def reset(*given: Any) -> tuple[PyTree, PyTree]:

@@ -75,6 +75,9 @@ def test_a_step_that_is_not_finite_is_masked_and_begins_an_episode(where):
     # statistics: one episode of the other environment; the broken ones are none
     assert (int(report.count), float(report.return_sum), int(report.steps)) == (1, 5.0, 6 + 7)
     assert int(report.nonfinite) == 2
+    chosen = np.exp(rollout.extras["log_prob"][:, 0])
+    first = np.where(rollout.action[:, 0] == 0, chosen, 1 - chosen)  # the policy's probability of action 0
+    np.testing.assert_allclose(first[[0, 1, 2]], first[[3, 4, 5]], rtol=1e-5)  # the memory, too, begins
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(rollout) if x.dtype.kind == "f")
 
 

@@ -167,11 +167,9 @@ def critic_faults(cfg: Any, network: NetworkConfig) -> list[str]:
 
 def regularization_faults(cfg: Any, network: NetworkConfig) -> list[str]:
     """Returns one message per key of dropout or batch_renorm that an algorithm cannot use."""
-    keys = [name for name in ("norm", "critic_norm") if getattr(network, name) == "batch_renorm"]
-    name, dropout = (
-        type(cfg).__module__.rpartition(".")[2],
-        [k for k in ("dropout", "critic_dropout") if getattr(network, k)],
-    )
+    name = type(cfg).__module__.rpartition(".")[2]
+    keys = [key for key in ("norm", "critic_norm") if getattr(network, key) == "batch_renorm"]
+    dropout = [key for key in ("dropout", "critic_dropout") if getattr(network, key)]
     if not traits(cfg).has_learning_pass:
         others = [other for other in names() if traits(get_config_class(other)).has_learning_pass]
         fix = f"use {either(others)}, or leave it out"

@@ -56,7 +56,8 @@ def test_a_typo_and_a_value_out_of_range_are_not(told, change):
 def test_it_says_what_a_key_means_takes_and_has(told):
     ppo = told["$defs"]["ppo_Config"]["properties"]
     assert ppo["gamma"] == {
-        "type": "number", "minimum": 0, "maximum": 1, "default": 0.99, "description": "discount per step",
+        "type": "number", "minimum": 0, "maximum": 1, "default": 0.99,
+        "description": "discount per step of the environment",
     }  # fmt: skip
     assert told["properties"]["algo"]["oneOf"][0] == {"$ref": "#/$defs/ppo_Config"}
     assert "lin_" in json.dumps(ppo["lr"])

@@ -280,14 +280,8 @@ ROBOTICS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("algo", "core"),
-    [
-        ("ppo", []),
-        pytest.param("ppo", ["--set=network.core={name: gru, size: 8}"], marks=pytest.mark.slow),
-        pytest.param("sac", [], marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("algo", "core"), [("ppo", ["--set=network.core={name: gru, size: 8}"]), ("sac", [])])
 def test_random_options_of_environments_resume_exactly(algo, core, tmp_path, monkeypatch):
     """Tasks and waiting actions are part of a checkpoint; the policy acts without the task."""
     out = lose_latter_half(algo, [*ROBOTICS, *core], "bitwise", tmp_path, monkeypatch)

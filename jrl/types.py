@@ -322,6 +322,8 @@ COUNTS_STEP = "leads"
 # [T, B] i32, id of the policy that controls the agent in this game, if the mapping can change between games. Ids are
 # never reused within a run
 POLICY_ID = "place"
+# Distribution of the teacher's actions, an object of `jrl.distributions` with arrays [T, B, ...]: see `algos.distill`
+TEACHER = "teacher"
 # Key of a sample's extras, if the algorithm `reads` it: the data's action after each transition. {"action": [N, *], the
 # action at `next_obs`, "valid": [N] bool, False after an episode end and after the newest row}; [N, L, ...] for
 # sequences

@@ -21,6 +21,8 @@ def save(
     stop, given = "env_steps=100000", ["network.hidden=[8]", *overrides]
     if learns_from(algos.get_config_class(algo)) is DataSets:
         stop, given = "updates=100000", [*given, "data.input=nowhere"]
+    if algos.get_config_class(algo).has_teacher:
+        given = [*given, "algo.teacher=nowhere"]
     cfg = config.load(None, given, algo=algo, env=env, stop=[stop])
     return _written(directory, cfg, spec, change, own)
 
@@ -35,7 +37,7 @@ def save_games(directory: Path, **sections):
 
 
 def _written(directory: Path, cfg, spec, change, own):
-    made = build.algorithm(cfg, spec)
+    made = build.algorithm(config.without_loss(cfg), spec)
     state = change(jax.jit(made.init)(jax.random.key(1)))
     meta = checkpoint.build_meta(cfg, spec, counters={"iteration": 3, "env_steps": 77, "time_s": 1.0})
     if own is not None:

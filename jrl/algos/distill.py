@@ -34,11 +34,22 @@ from jrl.errors import InputError
 from jrl.fields.bounds import Count, Name, NonNegativeSchedule, UnitSchedule
 from jrl.networks import NetworkConfig
 from jrl.ops import schedules
-from jrl.types import ActOut, Algo, Array, EnvSpec, Key, Metrics, PyTree, Rollout, UpdateAux, hyperparams
+from jrl.types import (
+    TEACHER,
+    ActOut,
+    Algo,
+    Array,
+    EnvSpec,
+    Key,
+    Metrics,
+    PyTree,
+    Rollout,
+    UpdateAux,
+    hyperparams,
+)
 
 # `loss: mse` does not train the deviation: a deviation of 1 would hide the mean action
 DEFAULT_NETWORK = NetworkConfig(log_std_init=-2.0)
-LABEL = "teacher"  # key of the teacher's distribution in a rollout's extras
 
 
 @hyperparams
@@ -108,7 +119,7 @@ def with_teacher(cfg: Config, student: Algo, teacher: Teacher) -> Algo:
         is_student = jax.random.bernoulli(jax.random.fold_in(key, 1), share, batch)
         pick = lambda mine, its: jnp.where(jnp.expand_dims(is_student, tuple(range(1, mine.ndim))), mine, its)
         action = jax.tree.map(pick, out.action, label.mode())
-        return ActOut(action, Carry(out.carry, memory), {**out.extras, LABEL: distributions.batched(label)})
+        return ActOut(action, Carry(out.carry, memory), {**out.extras, TEACHER: distributions.batched(label)})
 
     return student._replace(carry=carry, act=act, choice=None)
 
@@ -148,7 +159,7 @@ def check_teacher(cfg: Config, spec: EnvSpec, teacher: Teacher) -> None:
 def targets(agent: Agent, state: State, rollout: Rollout) -> tuple[Rows, PyTree]:
     """Returns Rows [T, B] and the student's recurrent state before each sequence; () without a core."""
     obs = agent.observer.recall(state.obs_stats, rollout)
-    label = parts.zero_masked(rollout.mask, rollout.extras[LABEL])
+    label = parts.zero_masked(rollout.mask, rollout.extras[TEACHER])
     rows = Rows(obs, label, parts.weights(rollout.mask, agent.axis_name))
     if not agent.network.recurrent:
         return rows, ()
@@ -176,7 +187,7 @@ def loss(cfg: Config, agent: Agent, params: PyTree, rows: Rows) -> tuple[Array, 
 
 def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) -> tuple[State, UpdateAux]:
     """Makes the epochs of minibatches on a rollout [T, B] with the teacher's labels."""
-    if LABEL not in rollout.extras:
+    if TEACHER not in rollout.extras:
         raise InputError("algo.teacher: expected a teacher to learn from, got none: give make the argument teacher")
     state = agents.with_return_stats(agent, state, rollout)
     rows, memory = targets(agent, agents.with_first_stats(agent, state, rollout), rollout)

@@ -31,10 +31,10 @@ from jrl.rollout.stitch import Stitch
 from jrl.rollout.unroll import RAW_STEPS
 from jrl.run.plan import Plan
 from jrl.spaces_json import space_to_json
-from jrl.types import COUNTS_STEP, NORMALIZED_OBS, POLICY_ID, Algo, EnvSpec, PyTree
+from jrl.types import COUNTS_STEP, NORMALIZED_OBS, POLICY_ID, TEACHER, Algo, EnvSpec, PyTree
 
 # extras that are not recorded: used only for learning, or memory
-_NOT_RECORDED = (NORMALIZED_OBS, RAW_STEPS, COUNTS_STEP, POLICY_ID, LEAGUE, "carry", "running_return")
+_NOT_RECORDED = (NORMALIZED_OBS, RAW_STEPS, COUNTS_STEP, POLICY_ID, TEACHER, LEAGUE, "carry", "running_return")
 _MARKS = "marks"
 _LATEST = 2  # latest marks, which are never deleted: the latest checkpoint may be incomplete
 

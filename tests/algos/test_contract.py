@@ -19,7 +19,6 @@ from fakes import assert_close, assert_same, differ
 from jax.sharding import PartitionSpec as P
 
 from jrl import algos, config
-from jrl.algos import distill
 from jrl.algos.exploration import EpsilonGreedy
 from jrl.fields import hyper
 from jrl.fields.data import Fresh, learns_from
@@ -30,6 +29,7 @@ from jrl.run.store import checkpoint
 from jrl.run.store.writer import Checkpointer
 from jrl.types import (
     NEXT_ACTION,
+    TEACHER,
     Batch,
     Box,
     Dict,
@@ -406,7 +406,7 @@ def spoiled(data, scale):
             rng.integers(0, 2, data.action.shape, np.int32) if isinstance(data, Rollout) else np.int32(2**30),
         )
     if isinstance(data, Rollout):
-        spoil = lambda k, x: jax.tree.map(other, x) if k in ("log_prob", distill.LABEL) else x
+        spoil = lambda k, x: jax.tree.map(other, x) if k in ("log_prob", TEACHER) else x
         changes["extras"] = {k: spoil(k, x) for k, x in data.extras.items()}
         return void, data.replace(**changes)
     changes["discount"] = other(data.discount)
@@ -457,8 +457,8 @@ def test_void_rows_change_nothing(name, setting):
             changed.append(m.data.replace(action=np.where(row, (action + 1) % 2, action)))
         elif fakes.has_teacher(name):  # it reads the teacher's labels alone
             add = lambda x, row=row: x + row.reshape(*row.shape, *[1] * (x.ndim - row.ndim)) * np.arange(x.shape[-1])
-            label = jax.tree.map(add, m.data.extras[distill.LABEL])
-            changed.append(m.data.replace(extras={**m.data.extras, distill.LABEL: label}))
+            label = jax.tree.map(add, m.data.extras[TEACHER])
+            changed.append(m.data.replace(extras={**m.data.extras, TEACHER: label}))
         else:  # a Huber loss has one slope for all far rewards of a side
             changed += [m.data.replace(reward=reward + np.float32(change) * row) for change in (1.0, -1e3)]
     assert any(differ(before.params, m.update(m.state, data, KEY)[0].params) for data in changed)

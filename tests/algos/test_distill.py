@@ -18,7 +18,7 @@ from jrl.errors import InputError
 from jrl.fields.hyper import Gru
 from jrl.networks import NetworkConfig
 from jrl.rollout import unroll
-from jrl.types import Box, Dict, Discrete, EnvSpec
+from jrl.types import TEACHER, Box, Dict, Discrete, EnvSpec
 
 KEY = jax.random.key(3)
 CHOICES, BOX = Discrete(3), Box((2,), low=-1.0, high=1.0)
@@ -58,7 +58,7 @@ def unstacked(tree):
 def test_labels_are_those_of_a_teacher_with_memory_that_steps_along():
     _, _, teacher, rollout = made(student_acts=0.5)
     found = distributions(teacher.algo, teacher.actor, rollout.carry.teacher, rollout)
-    for label, dist in zip(unstacked(rollout.extras[distill.LABEL]), found, strict=True):
+    for label, dist in zip(unstacked(rollout.extras[TEACHER]), found, strict=True):
         np.testing.assert_allclose(label.logits, dist.logits, rtol=1e-4, atol=1e-5)
     assert not np.asarray(rollout.mask).all()  # episodes ended
 
@@ -74,7 +74,7 @@ def test_the_loss_is_that_of_numpy_over_unmasked_rows(network, action, loss):
     student = distill.make(distill.Config(loss=loss), spec(action), network)
     dists = distributions(student, algo.actor(state), rollout.carry.student, rollout)
     errors = []
-    for mine, its in zip(dists, unstacked(jax.device_get(rollout.extras[distill.LABEL])), strict=True):
+    for mine, its in zip(dists, unstacked(jax.device_get(rollout.extras[TEACHER])), strict=True):
         if loss == "mse":
             errors.append(((mine.mean - its.mean) ** 2).mean(-1))
         elif action is CHOICES:
@@ -93,7 +93,7 @@ def test_the_student_acts_or_the_teacher_by_its_best_action(action):
     share = {}
     for student_acts in (0.0, 0.5, ((0, 1.0), (10, 0.0))):
         _, _, _, rollout = made(action=action, student_acts=student_acts)
-        best = np.asarray(rollout.extras[distill.LABEL].mode())
+        best = np.asarray(rollout.extras[TEACHER].mode())
         share[student_acts] = np.mean(np.asarray(rollout.action).reshape(-1) == best.reshape(-1))
     assert share[0.0] == 1.0
     assert share[((0, 1.0), (10, 0.0))] < share[0.5] < 1.0  # no step was learned from yet
@@ -112,7 +112,7 @@ def test_the_student_does_not_read_what_its_teacher_reads(network):
     act = jax.jit(lambda obs: algo.act(algo.actor(state), obs, algo.carry(4), KEY))
     assert_same(act(obs).carry.student, act(other).carry.student)
     assert_same(act(obs).action, act(other).action)
-    assert fakes.differ(act(obs).extras[distill.LABEL], act(other).extras[distill.LABEL])
+    assert fakes.differ(act(obs).extras[TEACHER], act(other).extras[TEACHER])
 
 
 def test_it_learns_a_teacher_that_needs_memory():
@@ -148,7 +148,7 @@ def test_teachers_of_other_algorithms(name):
     algo, state, _, rollout = made(action=action, teacher=teacher, loss=loss, **ONE_STEP)
     obs = jax.tree.map(lambda x: x[0], rollout.obs)
     greedy = teacher.algo.act(teacher.actor, obs, teacher.algo.carry(fakes.COLUMNS), KEY, False).action
-    label = jax.tree.map(lambda x: x[0], rollout.extras[distill.LABEL])
+    label = jax.tree.map(lambda x: x[0], rollout.extras[TEACHER])
     assert_close(label.mode(), greedy)
     after, aux = jax.jit(algo.update)(state, rollout, KEY)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((after, aux)))
@@ -223,7 +223,8 @@ def test_a_student_acts_without_its_teacher_and_on_two_devices(teacher_run, tmp_
     teacher = tmp_path / "teacher"
     shutil.copytree(teacher_run, teacher)
     one, two = tmp_path / "one", tmp_path / "two"
-    assert student(one, teacher, "--stop", "env_steps=256") == 0
+    data = ["--set", f"data.output={{path: {tmp_path / 'data'}}}", "--set", "rollout.batch_mode=complete_episodes"]
+    assert student(one, teacher, "--stop", "env_steps=256", *data) == 0
     assert student(two, teacher, "--stop", "env_steps=256", "--set", "devices.learners=[0,1]") == 0
     shutil.rmtree(teacher)
     assert evaluate.main([str(one), "--episodes", "2", "--latest"]) == 0

@@ -62,8 +62,7 @@ _TOLD = {name for name in algos.names() if RETURN_TO_GO in traits(algos.get_conf
 for _name in algos.names():
     if _name not in _NAMED | _TEAMS | _TOLD:
         _discrete = issubclass(Discrete, algos.get_config_class(_name).acts_in)
-        _teacher = ["algo.teacher=nowhere"] if algos.get_config_class(_name).has_teacher else []
-        CASES[_name] = (_name, EnvSpec(VECTOR, Discrete(50), 1) if _discrete else CONTINUOUS, _teacher)
+        CASES[_name] = (_name, EnvSpec(VECTOR, Discrete(50), 1) if _discrete else CONTINUOUS, [])
 BLOCKED = {"npz": "jrl,jax,jaxlib,flax,ml_dtypes", "stablehlo": "jrl,flax,optax,orbax", "onnx": "jrl,jax,jaxlib,flax"}
 BLOCKED["c"] = BLOCKED["npz"]
 NOT_IN_C = ("ppo_nature", "td3_impala")  # convolutions

@@ -190,7 +190,7 @@ EXTRAS = {  # module -> how to install it, and the rows that need it
     "mujoco_playground": "pip install 'jrl[suites]'  # playground",
     # distrax, which Rejax and Craftax_Baselines import, fails on jax 0.10 with the released tensorflow-probability
     "rejax": "pip install rejax==0.1.3 gymnax==0.0.9 six tfp-nightly  # Rejax beside ppo-*, sac-jax, dqn-jax",
-    "brax": "pip install brax  # brax's trainer beside playground",
+    "brax": "pip install playground brax 'jax<0.10'  # beside playground, from its own --peer-python",
     "distrax": "pip install distrax wandb tfp-nightly  # beside craftax, with --craftax-baselines CLONE "
     "of https://github.com/MichaelTMatthews/Craftax_Baselines",
 }
@@ -220,10 +220,9 @@ def process(command: list[str], **how: Any) -> Iterator[subprocess.Popen]:
     try:
         yield started
     finally:
-        for sent in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                os.killpg(started.pid, sent)
-                started.wait(10)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)  # at once: a checkpoint of its replay buffer would take seconds
+        started.wait()
 
 
 def measure(row: Row, seconds: float, scale: float, end: float, trace: Path | None) -> dict[str, Any]:
@@ -292,10 +291,10 @@ def wait_for_trace(folder: Path, training: subprocess.Popen, end: float) -> None
         time.sleep(0.2)
 
 
-def measure_peer(command: list[str], end: float) -> dict[str, Any]:
+def measure_peer(python: str, command: list[str], end: float) -> dict[str, Any]:
     """Returns the JSON line of `peers.py`, or `error`."""
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with process([sys.executable, str(HERE / "peers.py"), *command], **how) as peer:
+    with process([python, str(HERE / "peers.py"), *command], **how) as peer:
         try:
             out, err = peer.communicate(timeout=max(1.0, end - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -334,7 +333,7 @@ def run_row(name: str, args: argparse.Namespace, end: float) -> dict[str, Any]:
             return {**line, "theirs": {"error": "--craftax-baselines FOLDER was not given"}}
         work = work or str(args.craftax_baselines.resolve())
         command = [kind, work, str(scaled(row.envs or 1, args.scale)), f"--seconds={seconds}", f"--scale={args.scale}"]
-        line["theirs"] = measure_peer(command, stop())
+        line["theirs"] = measure_peer(args.peer_python, command, stop())
     return line
 
 
@@ -373,6 +372,7 @@ def main() -> None:
     p.add_argument("--deadline", type=float, default=150.0, help="most seconds of a program (default 150)")
     p.add_argument("--scale", type=float, default=1.0, help="factor of environments and window, to try the rows")
     p.add_argument("--profile", action="store_true", help="add a trace of each row")
+    p.add_argument("--peer-python", default=sys.executable, help="interpreter with the peers (default: this one)")
     p.add_argument("--craftax-baselines", type=Path, help="clone of Craftax_Baselines")
     args = p.parse_args()
     start = time.monotonic()

@@ -84,7 +84,7 @@ def test_what_cannot_be_a_run_directory(tmp_path, monkeypatch):
     def full(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(files.os, "pwrite", full)
+    monkeypatch.setattr(files.os, "ftruncate", full)
     refused = pytest.raises(InputError, match="No space left on device: free space, or choose another --out")
     with refused, files.lock_directory(tmp_path / "full"):
         pass

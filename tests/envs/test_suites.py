@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from env_helpers import Stepper, Trajectory, random_actions
 
-from jrl import envs, spaces
+from jrl import config, envs, spaces
 from jrl.algos import uniform
 from jrl.envs import jax_ids, suites
+from jrl.run.store import checkpoint
 from jrl.types import Box, Discrete, EnvSpec, InputError, JaxEnv
 
 LIMIT = 5
@@ -256,6 +257,33 @@ def test_ended_environments_share_new_states_or_return_to_the_first():
 def test_resets_that_cannot_be_shared(settings, message):
     with pytest.raises(InputError, match=message):
         envs.make(**{"env": settings.pop("id"), **settings})
+
+
+@pytest.mark.parametrize("mode", ["each", "shared(2)", "first"])
+def test_a_checkpoint_holds_random_keys_and_arrays_without_elements(mode, tmp_path):
+    """As in the states of jumanji (keys) and playground (empty arrays); the environment goes on the same."""
+
+    def reset_one(key):
+        key, own = jax.random.split(key)
+        return {"key": own, "none": jnp.zeros((0, 3), jnp.int32), "x": jax.random.uniform(key)}, jnp.zeros(2)
+
+    def step_one(state, action, key):
+        own, key = jax.random.split(state["key"])
+        x = state["x"] + jax.random.uniform(key) + state["none"].sum()
+        return {**state, "key": own, "x": x}, jnp.stack([x, state["x"]]), x, x > 2
+
+    env = suites.vectorize(EnvSpec(Box((2,)), Discrete(2), 4, 5), reset_one, step_one, mode)
+    action, step = jnp.zeros(4, jnp.int32), jax.jit(env.step)
+    state, _ = env.reset(jax.random.key(0))
+    for i in range(3):
+        state, _ = step(state, action, jax.random.key(i))
+    meta = checkpoint.build_meta(config.load("ppo"), env.spec, counters={"iteration": 1, "env_steps": 1})
+    checkpoint.write(tmp_path / "1", checkpoint.copy_to_host({"env_state": state}), meta)
+    found = checkpoint.restore(tmp_path / "1", "env_state", jax.eval_shape(env.reset, jax.random.key(0))[0])
+    for i in range(3, 12):
+        (state, expected), (found, result) = (step(s, action, jax.random.key(i)) for s in (state, found))
+        np.testing.assert_array_equal(result.obs, expected.obs)
+    assert result.obs.any()
 
 
 @pytest.mark.slow  # compiles for seconds

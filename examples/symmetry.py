@@ -11,7 +11,7 @@ import sys
 
 import jax.numpy as jnp
 
-from jrl.algos.symmetry import Symmetry
+from jrl import registry
 from jrl.api import PPOConfig
 
 
@@ -26,17 +26,19 @@ def pendulum(obs, action):
 
 
 def main(iterations: int = 40) -> tuple[float, float]:
+    symmetry = {"path": registry.reference(pendulum), "mirror_loss": 0.1}
     config = (
         PPOConfig()
         .environment("Pendulum-v1", backend="jax")
         .env_runners(num_envs=16, rollout_fragment_length=128)
-        .training(symmetry=Symmetry(path="examples.symmetry:pendulum", mirror_loss=0.1), lr=1e-3, gamma=0.9)
+        .training(symmetry=symmetry, lr=1e-3, gamma=0.9, num_epochs=10, num_minibatches=16)
     )
     with config.build() as algo:
         for _ in range(iterations):
             result = algo.train()
-    print(f"return {result['episode_return_mean']:.0f}, mirror loss {result['loss/mirror']:.2g}")
-    return result["episode_return_mean"], result["loss/mirror"]
+    mean_return, error = result["episode_return_mean"], result["learners"]["default_policy"]["loss/mirror"]
+    print(f"return {mean_return:.0f}, mirror loss {error:.2g}")
+    return mean_return, error
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ def custom_loss(main, out):
 
 
 def symmetry(main, out):
-    mean_return, error = main(1)
+    mean_return, error = main(4)
     assert -2000 < mean_return < 0 < error < 0.1
 
 
@@ -157,6 +157,7 @@ CHECKS = {
     "observations": observations,
     "action_distribution": action_distribution,
     "q_values": q_values,
+    "symmetry": symmetry,
     "custom_metric": custom_metric,
     "several_callbacks": several_callbacks,
     "callbacks_in_program": callbacks_in_program,

@@ -74,14 +74,16 @@ def main(argv: list[str] | None = None) -> int:
         venv = args.venv or Path(temporary)
         subprocess.run([sys.executable, "-m", "venv", venv], check=True)
         python = venv / ("Scripts" if sys.platform == "win32" else "bin") / "python"
-        works, rows = True, [("extra", "package", "version", "result")]
+        row = "{:12}  {:20}  {:22}  {}"
+        print(row.format("extra", "package", "version", "result"))
+        works = True
         for extra in args.extras or [name for name in extras if name not in LEFT_OUT]:
-            fine, line = run(
+            installed, line = run(
                 python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"{ROOT}[{extra}]"
             )
-            if not fine:
+            if not installed:
                 works = False
-                rows.append((extra, "", "", f"not installed: {line}"))
+                print(row.format(extra, "", "", f"not installed: {line}"), flush=True)
                 continue
             for package in packages(extras[extra]):
                 if id := ENVIRONMENTS.get(package):
@@ -91,10 +93,7 @@ def main(argv: list[str] | None = None) -> int:
                     fine, line = run(python, "-W", "ignore", "-c", f"import {module}")
                 works &= fine
                 version = run(python, "-c", VERSION, package)[1]
-                rows.append((extra, package, version, "works" if fine else line))
-    widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    for *columns, result in rows:
-        print(*(text.ljust(width) for text, width in zip(columns, widths, strict=True)), result, sep="  ")
+                print(row.format(extra, package, version, "works" if fine else line), flush=True)
     return 0 if works else 1
 
 

@@ -53,7 +53,24 @@ def recorded(tmp_path_factory):
     return of
 
 
-def small(name, recorded):
+@pytest.fixture(scope="module")
+def teacher(recorded, tmp_path_factory):
+    """A function that trains the teacher of distill.yaml."""
+
+    @functools.cache
+    def of():
+        out = tmp_path_factory.mktemp("teacher") / "run"
+        settings = [f"--set={s}" for s in small("distill_teacher", recorded, None)]
+        assert (
+            train.main([str(CONFIGS / "distill_teacher.yaml"), *settings, "--stop=env_steps=16", "--out", str(out)])
+            == 0
+        )
+        return out
+
+    return of
+
+
+def small(name, recorded, teacher):
     """What makes a config quick: as few numbers and rows as it can have."""
     cfg = config.load(CONFIGS / f"{name}.yaml")
     made = ["network.head_hidden=[]", "env.num_envs=2", "evaluation.every=1000000000", "run.log=[jsonl]"]
@@ -75,22 +92,24 @@ def small(name, recorded):
         path = recorded(cfg.env.id)
         mixed = f"{{sampler: 0.5, '{path}': 0.5}}"
         made.append(f"data.input={mixed if datasets.is_mixed(cfg.data) else path}")
+    if config.algo_name(cfg) == "distill":
+        made += ["network.max_seq_len=8", f"algo.teacher={teacher()}"]
     if config.algo_name(cfg) == "dt":  # whose sequences are read from their first row on
         made.append("replay.burn_in=0")
     return made
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in QUICK])
-def test_every_config_is_built(name, recorded):
+def test_every_config_is_built(name, recorded, teacher):
     """Its environment, algorithm, programs and replay; what is compiled is in the slow set."""
-    with Session(config.load(CONFIGS / f"{name}.yaml", small(name, recorded))) as session:
+    with Session(config.load(CONFIGS / f"{name}.yaml", small(name, recorded, teacher))) as session:
         assert session.run.program is not None
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in NAMES])
-def test_every_config_trains(name, tmp_path, recorded):
+def test_every_config_trains(name, tmp_path, recorded, teacher):
     cfg = config.load(CONFIGS / f"{name}.yaml")
-    settings, budget = [f"--set={s}" for s in small(name, recorded)], Sizes(cfg).counts_by
+    settings, budget = [f"--set={s}" for s in small(name, recorded, teacher)], Sizes(cfg).counts_by
     stop = [f"--stop={budget}=60", *(f"--stop={c}=1e9" for c in cfg.stop if c != budget)]
     assert train.main([str(CONFIGS / f"{name}.yaml"), *settings, *stop, "--out", str(tmp_path / "a")]) == 0
     last = loggers.read_rows(tmp_path / "a" / "result.jsonl")[-1]

@@ -4,6 +4,7 @@
     python scripts/peers.py rejax sac 1
     python scripts/peers.py brax CartpoleBalance 2048          # pip install playground brax
     python scripts/peers.py craftax FOLDER 1024                # git clone MichaelTMatthews/Craftax_Baselines FOLDER
+    python scripts/peers.py xminigrid FOLDER 64                # git clone dunnolab/xland-minigrid FOLDER
     python scripts/peers.py envpool Pong-v5 128                # EnvPool alone: random actions, nobody learns
 
 The JSON line has `steps_per_s`, the median of calls that take `--seconds` together, and `versions`. Settings are those
@@ -125,6 +126,31 @@ def craftax(folder: str, envs: int, seconds: float, scale: float) -> tuple[float
     return rate, {"env": settings["ENV_NAME"]}
 
 
+def xminigrid(folder: str, envs: int, seconds: float, scale: float) -> tuple[float, dict[str, Any]]:
+    """Measures `train_single_task.py` of a clone of xland-minigrid with the sizes of configs/ppo_xminigrid.yaml.
+
+    Its evaluation after each update is replaced by an empty one.
+    """
+    import jax
+    from flax.jax_utils import replicate
+
+    sys.path.insert(0, f"{folder}/training")
+    import train_single_task as script
+    import utils
+
+    script.rollout = lambda *args: utils.RolloutStats()
+    sizes = {"rnn_hidden_dim": 64, "head_hidden_dim": 64, "num_steps": 64, "update_epochs": 4, "num_minibatches": 4}
+    updates = 20
+    config = script.TrainConfig(
+        env_id="MiniGrid-Empty-8x8", num_envs=envs, total_timesteps=envs * 64 * updates, eval_episodes=1, **sizes
+    )
+    key, env, params, carry, state = script.make_states(config)
+    given = jax.random.split(key, 1), replicate(state), replicate(carry)
+    train = script.make_train(env, params, config).lower(*given).compile()
+    rate = repeat(lambda: jax.block_until_ready(train(*given)), envs * 64 * updates, seconds)
+    return rate, {"env": config.env_id}
+
+
 def envpool(name: str, envs: int, seconds: float, scale: float) -> tuple[float, dict[str, Any]]:
     """Measures EnvPool alone with one thread per core: the faster of all environments per step, and of half of them."""
     import envpool
@@ -149,6 +175,7 @@ PEERS: dict[str, Callable[[str, int, float, float], tuple[float, dict[str, Any]]
     "rejax": rejax,
     "brax": brax,
     "craftax": craftax,
+    "xminigrid": xminigrid,
     "envpool": envpool,
 }
 
@@ -180,7 +207,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     p.add_argument("peer", choices=PEERS)
-    p.add_argument("work", help="rejax: ppo, dqn or sac; brax, envpool: an environment; craftax: a folder")
+    p.add_argument("work", help="rejax: ppo, dqn or sac; brax, envpool: an environment; craftax, xminigrid: a folder")
     p.add_argument("envs", type=int)
     p.add_argument("--seconds", type=float, default=10.0)
     p.add_argument("--scale", type=float, default=1.0, help="factor of the steps of a call")

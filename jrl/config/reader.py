@@ -118,9 +118,19 @@ def to_yaml(cfg: RunConfig, *, origins: Mapping[str, str] | None = None) -> str:
 
 def with_present_names(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns plain data with keys of earlier versions translated to the present ones."""
+    data = _with_present_network(data)
     section = data.get("multi_agent")
-    if isinstance(section, Mapping) and "capacity" in section:  # no longer needed
-        data = {**data, "multi_agent": {name: value for name, value in section.items() if name != "capacity"}}
+    if not isinstance(section, Mapping):
+        return data
+    changed = {name: value for name, value in section.items() if name != "capacity"}  # no longer needed
+    if isinstance(policies := section.get("policies"), Mapping):
+        rename = lambda own: _with_present_network(own) if isinstance(own, Mapping) else own
+        changed["policies"] = {name: rename(own) for name, own in policies.items()}
+    return {**data, "multi_agent": changed}
+
+
+def _with_present_network(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the settings of a run or a policy with present names of the keys of `network`."""
     network = data.get("network")
     if not isinstance(network, Mapping):
         return data

@@ -139,8 +139,8 @@ def test_former_keys_of_norms_are_read():
     data = {"algo": {"name": "ppo"}, "env": {"id": "CartPole-v1"}, "network": {"critic_layer_norm": True}}
     assert config.override(data, ["network.critic_layer_norm=false"]).network.critic_norm is None
     policies = {"shared": {"network": {"layer_norm": True}}}
-    made = config.override({**data, "multi_agent": {"policies": policies, "capacity": 3}}, [])
-    assert made.multi_agent.policies == {"shared": {"network": {"norm": "layer"}}}
+    several = config.override({**data, "multi_agent": {"policies": policies, "capacity": 3}}, [])
+    assert several.multi_agent.policies == {"shared": {"network": {"norm": "layer"}}}
     assert config.override(data, ["network.critic_norm=none"]).network.critic_norm == "none"
 
 

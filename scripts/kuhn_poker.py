@@ -83,7 +83,8 @@ def best_value(strategy: Strategy, seat: int) -> float:
 
 
 def main(argv: list[str] | None = None) -> int:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    form = argparse.RawDescriptionHelpFormatter
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=form, allow_abbrev=False)
     p.add_argument("run", type=Path, help="run directory or checkpoint")
     args = p.parse_args(argv)
     strategy = read_strategy(jrl.load(args.run, best=False))

@@ -5,6 +5,7 @@
     python scripts/peers.py brax CartpoleBalance 2048          # pip install playground brax
     python scripts/peers.py craftax FOLDER 1024                # git clone MichaelTMatthews/Craftax_Baselines FOLDER
     python scripts/peers.py xminigrid FOLDER 64                # git clone dunnolab/xland-minigrid FOLDER
+    python scripts/peers.py rltools sac 1                      # pip install rltools==2.2.1, a C++ compiler, BLAS
     python scripts/peers.py envpool Pong-v5 128                # EnvPool alone: random actions, nobody learns
 
 The JSON line has `steps_per_s`, the median of calls that take `--seconds` together, and `versions`. Settings are those
@@ -17,8 +18,10 @@ import json
 import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 _REJAX: dict[str, dict[str, Any]] = {
@@ -151,6 +154,34 @@ def xminigrid(folder: str, envs: int, seconds: float, scale: float) -> tuple[flo
     return rate, {"env": config.env_id}
 
 
+def rltools(algo: str, envs: int, seconds: float, scale: float) -> tuple[float, dict[str, Any]]:
+    """Measures RLtools' SAC (10,000 steps) or PPO (300,000 steps) on its own Pendulum in C++, networks of 2 x 64."""
+    import rltools
+
+    header = """
+        #include <rl_tools/rl/environments/pendulum/operations_cpu.h>
+        template <typename T, typename TI> using ENVIRONMENT_FACTORY =
+            rl_tools::rl::environments::Pendulum<rl_tools::rl::environments::pendulum::Specification<T, TI>>;
+    """
+    settings: dict[str, Any] = {"enable_evaluation": False, "interface_name": f"peer_{algo}"}
+    if algo == "ppo":
+        settings |= {"N_ENVIRONMENTS": envs, "ON_POLICY_RUNNER_STEPS_PER_ENV": 1024, "BATCH_SIZE": 256, "N_EPOCHS": 2}
+        settings |= {"TOTAL_STEP_LIMIT": 300_000, "GAMMA": 0.9, "EPISODE_STEP_LIMIT": 200}
+        settings |= {"NORMALIZE_OBSERVATIONS": True, "ACTION_ENTROPY_COEFFICIENT": 0.0}
+    steps = 10_000 if algo == "sac" else 300_000 // (1024 * envs) * 1024 * envs
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "environment.h").write_text(header)
+        environment = {"path": folder, "action_dim": 1, "observation_dim": 3}
+        module = {"sac": rltools.SAC, "ppo": rltools.PPO}[algo](environment, **settings)
+
+    def train() -> None:
+        state = module.State(0)
+        while not state.step():
+            pass
+
+    return repeat(train, steps, seconds), {"env": "Pendulum-v1", "steps_per_call": steps}
+
+
 def envpool(name: str, envs: int, seconds: float, scale: float) -> tuple[float, dict[str, Any]]:
     """Measures EnvPool alone with one thread per core: the faster of all environments per step, and of half of them."""
     import envpool
@@ -176,11 +207,25 @@ PEERS: dict[str, Callable[[str, int, float, float], tuple[float, dict[str, Any]]
     "brax": brax,
     "craftax": craftax,
     "xminigrid": xminigrid,
+    "rltools": rltools,
     "envpool": envpool,
 }
 
 
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "envpool", "gymnax", "rejax", "craftax", "distrax", "brax")
+PACKAGES = (
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "numpy",
+    "envpool",
+    "gymnax",
+    "rejax",
+    "craftax",
+    "distrax",
+    "brax",
+    "rltools",
+)
 PACKAGES += ("playground", "mujoco", "mujoco-mjx", "warp-lang")
 
 
@@ -207,7 +252,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     p.add_argument("peer", choices=PEERS)
-    p.add_argument("work", help="rejax: ppo, dqn or sac; brax, envpool: an environment; craftax, xminigrid: a folder")
+    p.add_argument(
+        "work",
+        help="rejax: ppo, dqn or sac; rltools: ppo or sac; brax, envpool: an environment; craftax, xminigrid: a folder",
+    )
     p.add_argument("envs", type=int)
     p.add_argument("--seconds", type=float, default=10.0)
     p.add_argument("--scale", type=float, default=1.0, help="factor of the steps of a call")

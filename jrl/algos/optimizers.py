@@ -103,7 +103,7 @@ def make(cfg: Any, *, flat: bool = True, statistics: bool = False) -> optax.Grad
         per_leaf.append(optax.stateless(lambda updates, params: jax.tree.map(clip, updates)))
     steps = [] if cfg.max_grad_norm is None else [optax.clip_by_global_norm(cfg.max_grad_norm)]
     steps += _direction(cfg.optimizer, cfg.adam_eps)
-    flat = flat and not isinstance(cfg.optimizer, Muon)  # it needs the shapes
+    flat = flat and not isinstance(cfg.optimizer, Muon)  # Muon needs the shapes
     decays = [] if isinstance(cfg.optimizer, Adam) else [optax.add_decayed_weights(cfg.optimizer.weight_decay, _decays)]
     whole = optax.chain(*per_leaf, *([optax.flatten(optax.chain(*steps))] if flat else steps), *decays)
     if not statistics:

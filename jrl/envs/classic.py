@@ -68,7 +68,7 @@ def pendulum(mass: float = 1.0, length: float = 1.0, gravity: float = 10.0) -> D
       gravity: m/s**2.
     """
     max_speed, max_torque, dt = 8.0, 2.0, 0.05
-    pull, inverse_inertia = 3 * gravity / (2 * length), 3.0 / (mass * length**2)  # of a rod, around its end
+    pull, inverse_inertia = 3 * gravity / (2 * length), 3.0 / (mass * length**2)  # inertia of a rod around its end
 
     def step(state, action, draws):
         theta, speed = state

@@ -9,7 +9,7 @@ from jrl import spaces
 from jrl.envs.transform import Draws, State, Transform
 from jrl.types import Array, Box, Dict, EnvSpec, InputError, Leaf, PyTree, StepResult
 
-_KEY = "delay"  # of the state
+_KEY = "delay"  # its entry in the state
 
 
 def delay_actions(spec: EnvSpec, *, delay: int | tuple[int, int]) -> Transform:

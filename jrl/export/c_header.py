@@ -507,7 +507,7 @@ class _Writer:
         template, start = _REDUCTIONS[name]
         if name in ("reduce_max", "reduce_min"):
             x = self.store(x)
-            if type not in ("float", "double"):  # which has no infinity: begin with the first element
+            if type not in ("float", "double"):  # integers have no infinity: begin with the first element
                 template = _INTEGER_EXPRESSIONS[name.removeprefix("reduce_")]
         kept = [axis for axis in range(len(x.shape)) if axis not in axes]
         begin = start if type in ("float", "double", "bool") or name == "reduce_sum" else None

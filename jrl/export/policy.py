@@ -225,7 +225,7 @@ def _c(directory: Path) -> Forward:
     kept = number("memory", memory)
     names = [*number("obs", obs), *kept, *flags, *number("action", actions), *number("next", memory)]
     x = {name: f"x[{i}]" for i, name in enumerate(names)}  # one row of each input and output
-    fields = [name for name in names if name in kept or name == "begins"]  # of policy_memory
+    fields = [name for name in names if name in kept or name == "begins"]  # members of policy_memory
     arguments = [
         *["&m"] * bool(fields),
         *(f"(const void *){x[name]}" for name in number("obs", obs)),

@@ -110,6 +110,6 @@ CASES: dict[str, Case] = {
         {},
         like="marwil",
     ),
-    # it learns what its teacher does, whatever the reward: tests/algos/test_distill.py
+    # the student learns what its teacher does, whatever the reward: tests/algos/test_distill.py
     "distill": Case({**_RATE, **_STATISTICS, "student_acts": 0.5, "max_grad_norm": 0.5}, {}, _EPOCHS),
 }  # fmt: skip

@@ -48,12 +48,12 @@ def in_teams(name):
 
 
 def from_data(name):
-    """Whether an algorithm learns from nothing but a data set."""
+    """Returns whether an algorithm learns from nothing but a data set."""
     return learns_from(algos.get_config_class(name)) is DataSets
 
 
 def has_teacher(name):
-    """Whether an algorithm learns from the labels of a trained policy, and not from rewards."""
+    """Returns whether an algorithm learns from the labels of a trained policy, and not from rewards."""
     return algos.get_config_class(name).has_teacher
 
 

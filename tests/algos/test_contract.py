@@ -455,7 +455,7 @@ def test_void_rows_change_nothing(name, setting):
         if name in ("bc", "dt"):  # they read no rewards
             row = row.reshape(*row.shape, *[1] * (action.ndim - row.ndim))
             changed.append(m.data.replace(action=np.where(row, (action + 1) % 2, action)))
-        elif fakes.has_teacher(name):  # it reads the teacher's labels alone
+        elif fakes.has_teacher(name):  # distillation reads the teacher's labels alone
             add = lambda x, row=row: x + row.reshape(*row.shape, *[1] * (x.ndim - row.ndim)) * np.arange(x.shape[-1])
             label = jax.tree.map(add, m.data.extras[TEACHER])
             changed.append(m.data.replace(extras={**m.data.extras, TEACHER: label}))

@@ -116,7 +116,7 @@ def test_the_student_does_not_read_what_its_teacher_reads(network):
 
 
 def test_it_learns_a_teacher_that_needs_memory():
-    """What the teacher sees of the task is hidden: what is left to learn is its mean over the task."""
+    """The student does not see the task: it learns the mean of the labels over the task."""
     algo, state, _, rollout = made(MEMORY, Box((2,)), lr=1e-2, normalize_obs=True)
     update, losses = jax.jit(algo.update), []
     for i in range(20):

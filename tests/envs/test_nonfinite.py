@@ -121,7 +121,7 @@ def test_rows_count_them_and_the_run_goes_on():
         session.reporter.flush()
     assert sum(row["env/nonfinite"] for row in rows) > 8 and rows[-1]["env_steps"] >= 64
     assert all(np.isfinite(row["loss/policy"]) for row in rows)
-    assert rows[-1]["evaluation/return"] == LIMIT  # of the environment that does not break
+    assert rows[-1]["evaluation/return"] == LIMIT  # the return of the environment that does not break
 
 
 @pytest.mark.slow

@@ -103,7 +103,7 @@ def test_a_dict_task_of_a_users_definition_and_other_options():
     )  # fmt: skip
     registry.register("windy", definition)
     env = envs.make("windy", backend="jax", num_envs=8, randomize={"wind": [1, 2]}, observe_task=True, frame_stack=2)
-    assert env.set_task is None  # it cannot be set for all
+    assert env.set_task is None  # each environment draws its own task
     first, rows = steps_of(env, np.zeros((10, 8), np.int32))
     wind = 1 + (rows.obs["task"][:, :, -1, 0] + 1) / 2
     np.testing.assert_allclose(rows.reward[:4], wind[:4], rtol=1e-6)

@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
     title: str
     settings: list[str]  # config and overrides
-    target: float  # of jrl's rate
+    target: float  # steps per second that jrl should reach
     envs: int | None = None  # environments, which --scale multiplies; None: as in the settings
     peer: tuple[str, str] | None = None  # arguments of peers.py before the number of environments
     ratio: float | None = None  # target of our rate over the peer's

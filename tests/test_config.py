@@ -131,7 +131,7 @@ def test_clip_rewards_takes_its_five_forms(fakes):
 
 
 def test_former_keys_of_norms_are_read():
-    """Of files, of a config's data and of the command line, which has the last word."""
+    """Former keys are read in files, in a config's data and on the command line, which has the last word."""
     network = lambda **given: made(network=given).network
     assert network(layer_norm=True).norm == "layer" and network(layer_norm=False).norm == "none"
     old = network(layer_norm=False, critic_layer_norm=True)

@@ -5,7 +5,7 @@ import sys
 
 ABSENT = """
 import faulthandler, multiprocessing, os, select, signal, sys
-import filelock  # it uses msvcrt on Windows; on Linux it needs fcntl
+import filelock  # filelock uses msvcrt on Windows; on Linux it needs fcntl
 for name in ("fcntl", "grp", "pwd", "resource", "termios"):
     sys.modules[name] = None
 missing = {

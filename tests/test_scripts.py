@@ -46,7 +46,7 @@ def test_every_config_is_valid_and_has_a_return_criterion(path):
         settings.check_spaces(cfg, sweep)
         assert sweep.list_pauses(cfg, 27)
     cfg = config.load(data)
-    # what one wins another loses
+    # in a game of two the mean return is 0
     self_play = (cfg.multi_agent is not None and cfg.multi_agent.self_play is not None) or path.stem == "kuhn_poker"
     from_data = datasets.alone(cfg)  # learns from all updates; what it reaches is what evaluations say
     assert self_play or from_data or any(name.endswith("/return") for name in cfg.stop)

@@ -75,7 +75,7 @@ def small(name, recorded, teacher):
     cfg = config.load(CONFIGS / f"{name}.yaml")
     made = ["network.head_hidden=[]", "env.num_envs=2", "evaluation.every=1000000000", "run.log=[jsonl]"]
     made.append("rollout.iterations_per_call=1")
-    norms = "layer" in (cfg.network.norm, cfg.network.critic_norm)  # of hidden layers
+    norms = "layer" in (cfg.network.norm, cfg.network.critic_norm)  # these need hidden layers
     made.append(f"network.hidden={[8] if norms else []}")
     made += ["algo.num_epochs=1"] if hasattr(cfg.algo, "num_epochs") else []
     if cfg.replay is None and not hasattr(cfg.algo, "num_minibatches"):

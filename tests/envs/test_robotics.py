@@ -188,7 +188,7 @@ def test_actions_take_effect_later(kind, delay):
     low, high = delay if isinstance(delay, tuple) else (delay, delay)
     found = set()
     for i in range(4):
-        for begin in (0, 6):  # of 5 steps each, and one that is ignored
+        for begin in (0, 6):  # two episodes of 5 steps, each followed by an ignored step
             episode = slice(begin, begin + 5)
             expected = {
                 k: np.concatenate([np.full(k, 2.0), chosen[episode, i]])[:5].astype(np.float32)

@@ -13,6 +13,7 @@ OUT/ROW.tar.gz, a trace of `jax.profiler` after the window (`tensorboard --logdi
 """
 
 import argparse
+import concurrent.futures
 import contextlib
 import importlib.util
 import json
@@ -26,6 +27,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 from bench_speed import WORKS, without_criteria
 from peers import list_versions
@@ -267,7 +269,7 @@ def measure(row: Row, seconds: float, scale: float, end: float, trace: Path | No
 def run_settings(row: Row, scale: float) -> list[str]:
     """Returns overrides behind those of the row: its size, a result row about each second, and a run without an end."""
     config, *overrides = row.settings
-    settings = without_criteria(config, overrides)
+    settings = without_criteria(str(HERE.parent / config), overrides)
     if row.envs is not None:
         settings.append(f"env.num_envs={scaled(row.envs, scale)}")
     if "craftax" in row.needs:
@@ -291,10 +293,16 @@ def wait_for_trace(folder: Path, training: subprocess.Popen, end: float) -> None
         time.sleep(0.2)
 
 
-def measure_peer(python: str, command: list[str], end: float) -> dict[str, Any]:
+def measure_peer(row: Row, seconds: float, args: argparse.Namespace, end: float) -> dict[str, Any]:
     """Returns the JSON line of `peers.py`, or `error`."""
+    assert row.peer is not None
+    kind, work = row.peer
+    if kind == "craftax" and args.craftax_baselines is None:
+        return {"error": "--craftax-baselines FOLDER was not given"}
+    work = work or str(args.craftax_baselines.resolve())
+    command = [kind, work, str(scaled(row.envs or 1, args.scale)), f"--seconds={seconds}", f"--scale={args.scale}"]
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with process([python, str(HERE / "peers.py"), *command], **how) as peer:
+    with process([args.peer_python, str(HERE / "peers.py"), *command], **how) as peer:
         try:
             out, err = peer.communicate(timeout=max(1.0, end - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -321,20 +329,32 @@ def run_row(name: str, args: argparse.Namespace, end: float) -> dict[str, Any]:
     line: dict[str, Any] = {"row": name, **row._asdict(), "card": card(), "versions": list_versions()}
     seconds = max(2.0, args.seconds * args.scale)
     stop = lambda: min(end, time.monotonic() + args.deadline)
-    if missing := [package for package in row.needs if importlib.util.find_spec(package) is None]:
-        return {**line, "ours": {"error": f"{', '.join(missing)} is not installed"}}
+    if packages := missing(row):
+        return {**line, "ours": {"error": f"{', '.join(packages)} is not installed"}}
     with tempfile.TemporaryDirectory() as trace:
         line["ours"] = measure(row, seconds, args.scale, stop(), Path(trace) if args.profile else None)
         if args.profile and any(Path(trace).iterdir()):
             shutil.make_archive(str(args.out / name), "gztar", trace)
     if row.peer is not None:
-        kind, work = row.peer
-        if kind == "craftax" and args.craftax_baselines is None:
-            return {**line, "theirs": {"error": "--craftax-baselines FOLDER was not given"}}
-        work = work or str(args.craftax_baselines.resolve())
-        command = [kind, work, str(scaled(row.envs or 1, args.scale)), f"--seconds={seconds}", f"--scale={args.scale}"]
-        line["theirs"] = measure_peer(args.peer_python, command, stop())
+        line["theirs"] = measure_peer(row, seconds, args, stop())
     return line
+
+
+def warm_up(names: list[str], args: argparse.Namespace, end: float) -> None:
+    """Compiles the programs of all rows and peers at once, into the cache that the measurements read."""
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(args.out / "programs"))
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    here = [ROWS[name] for name in names if not missing(ROWS[name])]
+    sharing = mock.patch.dict(os.environ, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"})
+    with sharing, concurrent.futures.ThreadPoolExecutor(2 * len(here) + 1) as pool:
+        for row in here:
+            pool.submit(measure, row, 0.0, args.scale, end, None)
+            if row.peer is not None and row.peer[0] != "envpool":
+                pool.submit(measure_peer, row, 0.0, args, end)
+
+
+def missing(row: Row) -> list[str]:
+    return [package for package in row.needs if importlib.util.find_spec(package) is None]
 
 
 def format_table(lines: list[dict[str, Any]], skipped: list[str]) -> str:
@@ -370,6 +390,7 @@ def main() -> None:
     p.add_argument("--minutes", type=float, default=12.0, help="time for all rows (default 12)")
     p.add_argument("--seconds", type=float, default=12.0, help="measured window of each program (default 12)")
     p.add_argument("--deadline", type=float, default=150.0, help="most seconds of a program (default 150)")
+    p.add_argument("--warm", type=float, default=0.0, help="seconds for compiling all rows at once, before the first")
     p.add_argument("--scale", type=float, default=1.0, help="factor of environments and window, to try the rows")
     p.add_argument("--profile", action="store_true", help="add a trace of each row")
     p.add_argument("--peer-python", default=sys.executable, help="interpreter with the peers (default: this one)")
@@ -379,8 +400,11 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     print("Base: `make train`'s environment, and on a GPU pip install 'jrl[cuda]'. Not installed here:")
     print("\n".join(f"  {how}" for module, how in EXTRAS.items() if importlib.util.find_spec(module) is None) or "  -")
-    lines, skipped = [], []
-    for name in args.rows or ROWS:
+    names, lines, skipped = args.rows or list(ROWS), [], []
+    if args.warm:
+        warm_up(names, args, start + args.warm)
+        print(f"compiled: {time.monotonic() - start:.0f} s", flush=True)
+    for name in names:
         left = 60 * args.minutes - (time.monotonic() - start)
         if left < 20:
             skipped.append(name)

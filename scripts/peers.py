@@ -14,6 +14,7 @@ of the same row in `on_gpu.py`.
 
 import argparse
 import importlib.metadata
+import importlib.util
 import json
 import os
 import statistics
@@ -88,6 +89,10 @@ def brax(name: str, envs: int, seconds: float, scale: float) -> tuple[float, dic
     The rate is brax's own `training/sps` of its last epoch, which excludes compilation and evaluation.
     """
     import jax
+
+    if not hasattr(jax, "device_put_replicated"):  # jax 0.10 removed it; brax 0.14.2 calls it
+        stack = lambda x, devices: jax.numpy.stack([x] * len(devices))
+        jax.device_put_replicated = lambda tree, devices: jax.tree.map(lambda x: stack(x, devices), tree)
     from brax.training.agents.ppo import train
     from mujoco_playground import registry, wrapper
     from mujoco_playground.config import dm_control_suite_params
@@ -95,7 +100,7 @@ def brax(name: str, envs: int, seconds: float, scale: float) -> tuple[float, dic
     settings = dict(dm_control_suite_params.brax_ppo_config(name))
     settings["batch_size"] = max(1, round(settings["batch_size"] * envs / settings["num_envs"]))
     per_epoch = settings["batch_size"] * settings["num_minibatches"] * settings["unroll_length"]
-    impl = "warp" if jax.default_backend() == "gpu" else "jax"
+    impl = "warp" if jax.default_backend() == "gpu" and importlib.util.find_spec("warp") else "jax"
     seen: list[dict[str, Any]] = []
     train.train(
         registry.load(name, config_overrides={"impl": impl}),

@@ -6,6 +6,7 @@ A suite is a function that returns `vectorize(spec, reset_one, step_one, cfg.res
 import contextlib
 import difflib
 import importlib
+import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -335,8 +336,8 @@ def make_brax(name: str, cfg: EnvConfig, options: dict[str, Any], state: bool) -
 def make_playground(name: str, cfg: EnvConfig, options: dict[str, Any], state: bool) -> JaxEnv:
     """Makes B environments of MuJoCo Playground; options: `max_episode_steps`, and keys of playground's config.
 
-    `impl`, the physics engine, is `warp` with CUDA, else `jax`. An `action_repeat` in playground's config is not
-    applied: `env.action_repeat` does that. With `env.randomize` each environment has a model, drawn once.
+    `impl`, the physics engine, is `warp` with CUDA and warp-lang, else `jax`. An `action_repeat` in playground's config
+    is not applied: `env.action_repeat` does that. With `env.randomize` each environment has a model, drawn once.
     """
     registry = import_suite("mujoco_playground").registry
     if name not in registry.ALL_ENVS:
@@ -344,7 +345,8 @@ def make_playground(name: str, cfg: EnvConfig, options: dict[str, Any], state: b
     config = registry.get_default_config(name)
     limit = check_time_limit(options.pop("max_episode_steps", config.episode_length))
     if "impl" in config:
-        options = {"impl": "warp" if jax.default_backend() == "gpu" else "jax", **options}
+        has_warp = jax.default_backend() == "gpu" and importlib.util.find_spec("warp") is not None
+        options = {"impl": "warp" if has_warp else "jax", **options}
     try:
         env = registry.load(name, config_overrides=options)
     except (KeyError, TypeError, ValueError) as e:

@@ -140,7 +140,7 @@ ROWS: dict[str, Row] = {
     ),
     "pong": Row(
         "PPO, Pong through EnvPool, 128 environments, asynchronous; peer: EnvPool alone",
-        ["configs/ppo_atari.yaml", "rollout.mode=async"],
+        ["configs/ppo_atari.yaml", "rollout.mode=async", "devices.actors=[0, 0]"],
         target=100_000,
         envs=128,
         peer=("envpool", "Pong-v5"),
@@ -387,6 +387,7 @@ def main() -> None:
     )
     p.add_argument("--out", type=Path, required=True, help="folder of results.jsonl, table.md and traces")
     p.add_argument("--rows", nargs="*", choices=ROWS, help=f"of {', '.join(ROWS)} (default: all, in this order)")
+    p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a further override of all rows")
     p.add_argument("--minutes", type=float, default=12.0, help="time for all rows (default 12)")
     p.add_argument("--seconds", type=float, default=12.0, help="measured window of each program (default 12)")
     p.add_argument("--deadline", type=float, default=150.0, help="most seconds of a program (default 150)")
@@ -401,6 +402,8 @@ def main() -> None:
     print("Base: `make train`'s environment, and on a GPU pip install 'jrl[cuda]'. Not installed here:")
     print("\n".join(f"  {how}" for module, how in EXTRAS.items() if importlib.util.find_spec(module) is None) or "  -")
     names, lines, skipped = args.rows or list(ROWS), [], []
+    for name in names:
+        ROWS[name].settings.extend(args.set)
     if args.warm:
         warm_up(names, args, start + args.warm)
         print(f"compiled: {time.monotonic() - start:.0f} s", flush=True)

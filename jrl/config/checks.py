@@ -420,7 +420,7 @@ def _device_fault(name: str) -> Callable[[Any], str]:
             return ""
         if not indices:
             return f"{key}: expected at least one index, such as [0], or null"
-        if len(set(indices)) < len(indices):
+        if name == "learners" and len(set(indices)) < len(indices):
             return f"{key}: expected different indices from 0, got {short(list(indices))}"
         if fake is not None and max(indices) >= fake:
             return f"{key}: {max(indices)} is not among the {fake} of devices.fake"

@@ -192,6 +192,11 @@ class Sizes:
             return None if how is None else how.every
         return 10 * self.report_every if found.every is None and found.interval is None else None
 
+    @property
+    def rows_per_call(self) -> int:
+        """Returns the most rows in one call of a fused program."""
+        return _ROWS_PER_CALL
+
     @functools.cached_property
     def iterations_per_call(self) -> int:
         """Returns the iterations of one call: enough to hide Python's time, few enough for frequent rows."""
@@ -200,7 +205,7 @@ class Sizes:
         if datasets.alone(cfg):
             due = (*wanted, self.estimate_every)
             return cfg.data.updates_per_iteration or min(_UPDATES_FROM_DATA, *(steps for steps in due if steps))
-        most = min(_ROWS_PER_CALL, *(steps for steps in wanted if steps)) // self.rows
+        most = min(self.rows_per_call, *(steps for steps in wanted if steps)) // self.rows
         if cfg.replay is not None:
             most = min(most, _UPDATES_PER_CALL // (self.updates or 1))
         if policy_mapping.by_game(cfg.multi_agent):  # the table of games holds all games of a call

@@ -122,7 +122,9 @@ class CheckpointConfig:
 class DevicesConfig:
     """Devices of this machine, by index, for acting and learning."""
 
-    actors: tuple[Index, ...] | None = None  # devices that act in the environments; null: the learning devices
+    # devices that act, each in its share of the environments; a device named twice acts in one share while the other
+    # steps; null: the learning devices
+    actors: tuple[Index, ...] | None = None
     learners: tuple[Index, ...] | None = None  # devices that learn, each from its share of the batch; null: all
     # number of devices to split the CPU into, for tests; null: real devices
     fake: Annotated[int, Interval(ge=1, le=1024)] | None = None

@@ -25,6 +25,7 @@ from jrl.learn.program import (
     vector_key,
 )  # fmt: skip
 from jrl.metrics import episodes as episode_metrics
+from jrl.rollout import packing
 from jrl.rollout.sources import outside_compile_cache
 from jrl.rollout.unroll import Unroll, UnrollState
 from jrl.types import Episodes, Key, Metrics, PyTree, Rollout
@@ -190,38 +191,12 @@ def _repeat(one: Callable, state: PyTree, most: int, count) -> tuple[PyTree, PyT
         state, out = one(state, jnp.uint32(0))
         return state, _stacked(out)
     one, (_, like) = trace_once(one, state, jax.ShapeDtypeStruct((), jnp.uint32))
-    pack, unpack = _packing(like)
-    rows = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), jax.eval_shape(pack, like))
+    # most outputs are scalars: writing one into a row of a loop costs a kernel
+    rows = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), jax.eval_shape(packing.pack, like))
 
     def body(i, carry):
         state, out = one(carry[0], i)
-        return state, jax.tree.map(lambda row, rows: rows.at[i].set(row), pack(out), carry[1])
+        return state, jax.tree.map(lambda row, rows: rows.at[i].set(row), packing.pack(out), carry[1])
 
     state, rows = jax.lax.fori_loop(jnp.uint32(0), count, body, (state, rows))
-    return state, unpack(rows)
-
-
-def _packing(like: PyTree) -> tuple[Callable[[PyTree], PyTree], Callable[[PyTree], PyTree]]:
-    """Returns `pack`, which concatenates the scalars of a tree by dtype, and `unpack` for rows [K, *] of its results.
-
-    Writing an array into a row of a loop costs a kernel, however small the array, and most outputs are scalars.
-    """
-    leaves, tree = jax.tree.flatten(like)
-    arrays = [i for i, leaf in enumerate(leaves) if leaf.shape]
-    scalars: dict[Any, list[int]] = {}
-    for i, leaf in enumerate(leaves):
-        if not leaf.shape:
-            scalars.setdefault(leaf.dtype, []).append(i)
-
-    def pack(out: PyTree) -> PyTree:
-        leaves = jax.tree.leaves(out)
-        return [jnp.stack([leaves[i] for i in group]) for group in scalars.values()], [leaves[i] for i in arrays]
-
-    def unpack(rows: PyTree) -> PyTree:
-        vectors, others = rows
-        found = dict(zip(arrays, others, strict=True))
-        for group, vector in zip(scalars.values(), vectors, strict=True):
-            found |= {i: vector[:, j] for j, i in enumerate(group)}
-        return jax.tree.unflatten(tree, [found[i] for i in range(len(leaves))])
-
-    return pack, unpack
+    return state, packing.unpack(rows)

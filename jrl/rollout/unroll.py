@@ -17,6 +17,7 @@ from flax import struct
 from jrl import spaces
 from jrl.envs import limits
 from jrl.metrics import episodes
+from jrl.rollout import packing
 from jrl.types import (
     ActOut,
     Algo,
@@ -67,6 +68,7 @@ def make(
     cut: bool = True,
     record: bool = False,
     count_agents: bool = False,
+    packs: bool = False,
 ) -> Unroll:
     """Builds the two functions that run `act` in `env`.
 
@@ -81,6 +83,7 @@ def make(
       explore: passed to `act`.
       window: number of latest episodes in the report.
       cut, record, count_agents: see `finish`.
+      packs: whether the loop stacks few arrays, see `jrl.rollout.packing`; results are the same.
     Raises:
       InputError: host environments, or a traced length.
     """
@@ -117,10 +120,12 @@ def make(
             begins = begins if result.failed is None else begins | result.failed
             memory = reset_where(begins, initial_carry, out.carry)
             done = result.terminated | result.truncated
-            return (env_state, result.obs, done, memory), (row, result.several, result.failed)
+            found = (row, result.several, result.failed)
+            return (env_state, result.obs, done, memory), packing.pack(found) if packs else found
 
         loop = (state.env_state, state.obs, state.done, state.carry)
-        loop, (rows, several, failed) = jax.lax.scan(body, loop, jax.random.split(key, (length, 2)))
+        loop, out = jax.lax.scan(body, loop, jax.random.split(key, (length, 2)))
+        rows, several, failed = packing.unpack(out) if packs else out
         env_state, obs, done, memory = loop
         columns, rollout, report = finish(
             state.columns,

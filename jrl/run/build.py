@@ -225,7 +225,7 @@ def _fused(learning: _Learning) -> Fused:
     place = plan.columns if plan.is_numbered else None
     return Fused(
         learning.learn,
-        unroll.make(env, algo.act, place=place, **build_collect.collecting(plan, algo)),
+        unroll.make(env, algo.act, place=place, packs=plan.on_gpu, **build_collect.collecting(plan, algo)),
         plan.mesh,
         iterations=plan.iterations_per_call,
         rows=plan.rows,

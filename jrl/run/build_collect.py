@@ -88,7 +88,7 @@ def environment(
         section,
         seed=cfg.run.seed,
         place=Place(role, index, offset, worker_index, cfg.env_runners.num),
-        host=cfg.rollout.collector == "host",
+        host=cfg.rollout.collector == "host" or _take_turns(cfg),
         on_failure=on_failure(cfg.env_runners),
         use_prev_action=cfg.network.use_prev_action,
         use_prev_reward=cfg.network.use_prev_reward,
@@ -103,6 +103,12 @@ def environment(
     if cfg.rollout.collector == "host" and isinstance(env, JaxEnv):
         raise InputError(f"rollout.collector host: {cfg.env.id} is written in JAX: use auto, or another env.backend")
     return env
+
+
+def _take_turns(cfg: RunConfig) -> bool:
+    """Returns whether one accelerator acts in several pools: a pool inside a program would hold up the other ones."""
+    actors = cfg.devices.actors or ()
+    return len(set(actors)) < len(actors) and jax.default_backend() != "cpu"
 
 
 def spec_of(cfg: RunConfig) -> EnvSpec:

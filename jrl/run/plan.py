@@ -11,6 +11,8 @@ from jrl.config import Sizes
 from jrl.learn import parallel
 from jrl.types import EnvSpec
 
+_ROWS_ON_GPU = 2**20
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan(Sizes):
@@ -33,6 +35,17 @@ class Plan(Sizes):
         """Returns the devices that learn."""
         assert self.devices is not None
         return self.devices.learners
+
+    @property
+    def on_gpu(self) -> bool:
+        """Returns whether the devices that learn are GPUs."""
+        return self.devices is not None and self.mesh.devices.flat[0].platform == "gpu"
+
+    @property
+    def rows_per_call(self) -> int:
+        """Returns the most rows in one call of a fused program; more on a GPU, which is done with the usual number."""
+        most = super().rows_per_call
+        return max(most, min(_ROWS_ON_GPU, 16 * self.rows)) if self.on_gpu else most
 
     @functools.cached_property
     def pools(self) -> int:

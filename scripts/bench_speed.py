@@ -45,7 +45,7 @@ _CARTPOLE = ["configs/ppo.yaml", "algo.gamma=0.99", "algo.gae_lambda=0.95", "alg
 
 
 def _in_jax(num_envs: int, steps: int) -> list[str]:
-    return [*_CARTPOLE, "env.backend=jax", f"env.num_envs={num_envs}", f"stop.env_steps={steps}"]
+    return [*_CARTPOLE, "algo.lr=1e-3", "env.backend=jax", f"env.num_envs={num_envs}", f"stop.env_steps={steps}"]
 
 
 _DQN = [

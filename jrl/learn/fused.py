@@ -68,7 +68,7 @@ class Fused(Program):
         root = jax.random.key(seed)
         source = () if pure else self._environments(root)  # not while tracing: the reset runs on the host
         if self._advance is None:
-            loops = pure and self.learner.sample is not None
+            loops = self.learner.sample is not None
             specs = self._in_specs, self._out_specs
             mapped = parallel.pmap(self.body, self.mesh, *specs, donate_argnums=(0,), loops=loops, pure=pure)
             if pure:  # compile in a thread while the state is made

@@ -155,7 +155,8 @@ def check(name: str, cfg: Any, algo: Any) -> None:
 def critic_faults(cfg: Any, network: NetworkConfig) -> list[str]:
     """Returns one message per critic option of the network (such as `value_inputs`) that an algorithm cannot use."""
     used = ["value_inputs"] if network.value_inputs else []
-    used += [name for name in ("critic_norm", "critic_dropout", "critic_hidden") if getattr(network, name) is not None]
+    own = "critic_torso", "critic_norm", "critic_dropout", "critic_hidden"
+    used += [name for name in own if getattr(network, name) is not None]
     used = [name for name in used if not (name == "value_inputs" and traits(cfg).has_teacher)]
     if not used or traits(cfg).has_critic:
         return network.sharing_faults()

@@ -33,7 +33,7 @@ from jrl.algos import agent as agents
 from jrl.algos import conservative, critics, parts
 from jrl.algos.agent import Agent, Common, MakeOptions, State
 from jrl.algos.critics import q_taken, select_taken
-from jrl.algos.exploration import OverDistributions, Stochastic
+from jrl.algos.exploration import OverGaussians, Stochastic
 from jrl.algos.observer import Observer
 from jrl.fields.bounds import Amount, Count, Few, NonNegative, NonNegativeSchedule, Positive, Share
 from jrl.fields.data import Replay
@@ -47,6 +47,7 @@ from jrl.types import (
     Box,
     Discrete,
     EnvSpec,
+    InputError,
     Key,
     Metrics,
     PyTree,
@@ -79,6 +80,8 @@ class Config(Common):
     ent_coef: NonNegativeSchedule = 1.0  # temperature, the weight of the entropy; the initial value if it is learned
     # null: minus the number of action elements; Discrete: 0.98 of the greatest entropy of the allowed actions
     target_entropy: float | None = None
+    # instead: the entropy of independent normal numbers of this deviation, one per action element (arXiv:2604.04539)
+    target_sigma: Positive | None = None
     deterministic_backup: bool = False  # targets without the entropy of the next action
     # first updates in which only the critics learn, so that a pre-trained policy does not follow untrained critics
     policy_after: Amount = 0
@@ -89,12 +92,14 @@ class Config(Common):
     cql_temperature: Positive = 1.0  # temperature of the soft maximum over actions
     cql_target_gap: float | None = None  # target of soft maximum minus value for a learned cql_weight; null: fixed
     cql_max_q_backup: bool = False  # targets take the best of cql_actions next actions
-    exploration: OverDistributions = Stochastic()
+    exploration: OverGaussians = Stochastic()
 
     def validate(self) -> list[str]:
         errors: list[str] = []
         if self.target_critics is not None and self.target_critics > self.num_critics:
             errors.append(f"target_critics {self.target_critics} must be at most num_critics {self.num_critics}")
+        if self.target_entropy is not None and self.target_sigma is not None:
+            errors.append("target_entropy: expected it or target_sigma, got both: leave one of them out")
         if self.learn_ent_coef and (isinstance(self.ent_coef, tuple) or self.ent_coef <= 0):
             errors.append("learn_ent_coef starts from ent_coef, one number above 0: or set learn_ent_coef=false")
         if 0 < self.bc_updates <= self.policy_after:
@@ -193,7 +198,10 @@ def target_entropy(cfg: Config, agent: Agent, batch: Batch) -> Any:
         return cfg.target_entropy
     space = agent.spec.action
     if isinstance(space, Box):
-        return -float(math.prod(space.shape))
+        size = math.prod(space.shape)
+        if cfg.target_sigma is None:
+            return -float(size)
+        return size * (0.5 * math.log(2.0 * math.pi * math.e) + jnp.log(cfg.target_sigma))
     assert isinstance(space, Discrete)
     mask = agent.observer.mask(batch.obs)
     if mask is None:
@@ -314,6 +322,8 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
     """
     network = parts.with_default_init(network, DEFAULT_NETWORK)
     conservative.check(cfg, spec.action)
+    if cfg.target_sigma is not None and not isinstance(spec.action, Box):
+        raise InputError(f"algo.target_sigma: expected a Box of actions, got {spec.action}: set algo.target_entropy")
     agent = critics.make_agent(
         cfg,
         spec,

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 
 from jrl import spaces
 from jrl.networks import Head, NetworkConfig, build, check, encoded, read, start_of_core, with_core
-from jrl.networks.dense import Dense
-from jrl.networks.encoders import Mlp, is_image
+from jrl.networks.encoders import is_image, last_layer, layers
 from jrl.types import Array, Box, Discrete, EnvSpec, Key, PyTree, Space, Window, element
 
 
@@ -47,11 +46,11 @@ class _Critic(nn.Module):
             x, carry = with_core(self.cfg, self, x, "core", carry, reset)
         if action is None:
             return None, carry
-        rows, layers, head = x.shape[0], Mlp(self.cfg, name="layers"), Dense(1, weights=self.cfg.init, name="head")
+        rows, dense, head = x.shape[0], layers(self.cfg, "layers"), last_layer(self.cfg, 1, "head")
         if not each:
-            return head(layers(jnp.concatenate([x, action.reshape(rows, -1)], -1), valid=valid)), carry
+            return head(dense(jnp.concatenate([x, action.reshape(rows, -1)], -1), valid=valid)), carry
         action = action.reshape(rows, -1, math.prod(self.action.shape))
-        return head(layers(x, action)) if self.cfg.hidden else head(x, action), carry
+        return head(dense(x, action)) if self.cfg.hidden else head(x, action), carry
 
 
 def build_critics(spec: EnvSpec, cfg: NetworkConfig, num_critics: int) -> Critics:

@@ -14,7 +14,7 @@ import numpy as np
 
 from jrl import registry, spaces
 from jrl.errors import did_you_mean
-from jrl.fields.hyper import NetworkConfig
+from jrl.fields.hyper import RESIDUAL, NetworkConfig
 from jrl.networks.dense import Dense, parameter
 from jrl.ops import random
 from jrl.types import Array, Box, Discrete, InputError, Leaf, MultiDiscrete, PyTree, Space
@@ -26,7 +26,7 @@ CNNS = {
     "small_cnn": "jrl.networks.conv:SmallCnn",
 }
 ENCODERS = ("flat", "mlp", "embedding", "grid", *CNNS)
-DENSE = ("auto", "mlp")  # torsos that consist of the dense layers after the encoders
+DENSE = ("auto", "mlp", *RESIDUAL)  # torsos that consist of the layers after the encoders
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "tanh": jnp.tanh,
     "relu": nn.relu,
@@ -39,6 +39,10 @@ _GAIN = math.sqrt(2)  # gain before an activation that halves the variance
 
 def layer_options(cfg: NetworkConfig) -> dict[str, Any]:
     return {"dtype": cfg.dtype, "weights": cfg.init, "scale": _GAIN}
+
+
+def dense_options(cfg: NetworkConfig) -> dict[str, Any]:
+    return {**layer_options(cfg), "has_unit_weights": cfg.unit_weights}
 
 
 NATURE_LEAST = 36  # height and width of the smallest image for nature_cnn
@@ -103,9 +107,28 @@ class Mlp(nn.Module):
     @nn.compact
     def __call__(self, x, beside=None, valid=None):
         for width in self.cfg.hidden if self.hidden is None else self.hidden:
-            x, beside = Dense(width, **layer_options(self.cfg))(x, beside), None
+            x, beside = Dense(width, **dense_options(self.cfg))(x, beside), None
             x = ACTIVATIONS[self.cfg.activation](regularized(self, self.cfg, x, valid))
         return x
+
+
+def layers(cfg: NetworkConfig, name: str) -> nn.Module:
+    """Returns the torso's layers of widths `cfg.hidden`, which are called as a Mlp."""
+    if cfg.torso not in RESIDUAL:
+        return Mlp(cfg, name=name)
+    from jrl.networks import residual
+
+    return residual.BLOCKS[cfg.torso](cfg, name=name)
+
+
+def last_layer(cfg: NetworkConfig, size: int, name: str, scale: float = 1.0) -> nn.Module:
+    """Returns the layer from features to `size` outputs, with the gain `scale` of orthogonal kernels."""
+    if cfg.torso == "simba_v2":
+        from jrl.networks import residual
+
+        return residual.UnitHead(size, name=name)
+    # float32, because bfloat16 would round a value of 300 to steps of 2
+    return Dense(size, weights=cfg.init, scale=scale, name=name)
 
 
 def cnn(name: str) -> type[nn.Module]:

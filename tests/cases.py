@@ -80,7 +80,10 @@ CASES: dict[str, Case] = {
         like="dqn",
     ),
     "pqn": Case(
-        {**_RATE, "normalize_reward": True, "max_leaf_norm": 1.0}, {**_PROBE_EPOCHS, **_EPSILON}, _EPOCHS, like="dqn"
+        {**_RATE, "normalize_reward": True, "normalize_reward_bound": 5.0, "max_leaf_norm": 1.0},
+        {**_PROBE_EPOCHS, **_EPSILON},
+        _EPOCHS,
+        like="dqn",
     ),
     "sac": Case(
         {

@@ -111,9 +111,18 @@ def unit_init(init: Init) -> Init:
 
 
 def with_unit_weights(params: PyTree) -> PyTree:
-    """Returns parameters whose arrays `unit_kernel`, [..., in, out], have columns of norm 1."""
-    is_unit = lambda path: jax.tree_util.keystr(path[-1:], simple=True) == "unit_kernel"
-    return jax.tree.map_with_path(lambda path, x: unit(x, -2) if is_unit(path) else x, params)
+    """Returns parameters whose arrays `unit_kernel`, [..., in, out], have columns of norm 1.
+
+    Columns whose norm is 1 up to rounding do not change, so a step of size 0 changes nothing.
+    """
+
+    def scaled(path, x):
+        if jax.tree_util.keystr(path[-1:], simple=True) != "unit_kernel":
+            return x
+        is_unit = jnp.abs(jnp.sum(jnp.square(x), -2, keepdims=True) - 1.0) < 1e-6
+        return jnp.where(is_unit, x, unit(x, -2))
+
+    return jax.tree.map_with_path(scaled, params)
 
 
 # ---------------------------------------------------------------- layers

@@ -25,6 +25,12 @@ CNNS = {
     "impala": "jrl.networks.conv:ImpalaResNet",
     "small_cnn": "jrl.networks.conv:SmallCnn",
 }
+# torso of residual blocks -> its module, as for CNNS
+BLOCKS = {
+    "simba": "jrl.networks.residual:Simba",
+    "simba_v2": "jrl.networks.residual:SimbaV2",
+    "bro": "jrl.networks.residual:Bro",
+}
 ENCODERS = ("flat", "mlp", "embedding", "grid", *CNNS)
 DENSE = ("auto", "mlp", *RESIDUAL)  # torsos that consist of the layers after the encoders
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
@@ -114,19 +120,14 @@ class Mlp(nn.Module):
 
 def layers(cfg: NetworkConfig, name: str) -> nn.Module:
     """Returns the torso's layers of widths `cfg.hidden`, which are called as a Mlp."""
-    if cfg.torso not in RESIDUAL:
-        return Mlp(cfg, name=name)
-    from jrl.networks import residual
-
-    return residual.BLOCKS[cfg.torso](cfg, name=name)
+    module = registry.load(BLOCKS[cfg.torso], "network.torso") if cfg.torso in RESIDUAL else Mlp
+    return module(cfg, name=name)
 
 
 def last_layer(cfg: NetworkConfig, size: int, name: str, scale: float = 1.0) -> nn.Module:
     """Returns the layer from features to `size` outputs, with the gain `scale` of orthogonal kernels."""
     if cfg.torso == "simba_v2":
-        from jrl.networks import residual
-
-        return residual.UnitHead(size, name=name)
+        return registry.load("jrl.networks.residual:UnitHead", "network.torso")(size, name=name)
     # float32, because bfloat16 would round a value of 300 to steps of 2
     return Dense(size, weights=cfg.init, scale=scale, name=name)
 

@@ -119,6 +119,3 @@ class UnitHead(nn.Module):
         """Returns [N, size] f32."""
         x = Dense(x.shape[-1], has_unit_weights=True, has_bias=False)(x)
         return Dense(self.size, has_unit_weights=True)(Scaler(1.0, 1.0)(x))
-
-
-BLOCKS = {"simba": Simba, "simba_v2": SimbaV2, "bro": Bro}

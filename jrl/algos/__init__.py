@@ -169,7 +169,8 @@ def critic_faults(cfg: Any, network: NetworkConfig) -> list[str]:
 def regularization_faults(cfg: Any, network: NetworkConfig) -> list[str]:
     """Returns one message per key of dropout or batch_renorm that an algorithm cannot use."""
     name = type(cfg).__module__.rpartition(".")[2]
-    keys = [key for key in ("norm", "critic_norm") if getattr(network, key) == "batch_renorm"]
+    values = {key: getattr(network, key) for key in ("norm", "torso", "critic_norm", "critic_torso")}
+    keys = [key for key, value in values.items() if value in ("batch_renorm", "flash")]
     dropout = [key for key in ("dropout", "critic_dropout") if getattr(network, key)]
     if not traits(cfg).has_learning_pass:
         others = [other for other in names() if traits(get_config_class(other)).has_learning_pass]
@@ -177,15 +178,17 @@ def regularization_faults(cfg: Any, network: NetworkConfig) -> list[str]:
         return [f"network.{key}: {name} supports neither dropout nor batch_renorm: {fix}" for key in keys + dropout]
     faults = []
     if keys and network.recurrent:
-        faults.append(
-            "expected none or layer for a network with memory, got batch_renorm: set network.core.name to none"
-        )
+        others, got = "another torso" if "torso" in keys[0] else "none or layer", values[keys[0]]
+        faults.append(f"expected {others} for a network with memory, got {got}: set network.core.name to none")
     if keys and getattr(cfg, "conservative", False):
-        faults.append("CQL compares actions outside of the batch, whose statistics batch_renorm lacks: set it to layer")
-    if "norm" in keys and learns_from(cfg) is Fresh:
+        other = "simba" if "torso" in keys[0] else "layer"
+        faults.append(
+            f"CQL compares actions outside of the batch, whose statistics batch_renorm lacks: set it to {other}"
+        )
+    if keys and keys[0] in ("norm", "torso") and learns_from(cfg) is Fresh:
         faults.append(
             f"{name} divides probabilities of learning by those of acting, which batch_renorm makes different: set "
-            "network.critic_norm instead"
+            f"network.critic_{keys[0]} instead"
         )
     return [f"network.{keys[0]}: {fault}" for fault in faults]
 

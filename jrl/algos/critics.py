@@ -292,7 +292,7 @@ def select_taken(space: Discrete, q: Array, batch: Batch) -> Array:
 
 def is_joint(cfg: Any, agent: Agent) -> bool:
     """Returns whether critics read transitions and the next actions in one pass: see `joint_outputs`."""
-    return not cfg.target_networks and agent.network.of_critics().norm == "batch_renorm"
+    return not cfg.target_networks and agent.network.of_critics().has_statistics
 
 
 def with_next_action(batch: Batch, action: Any) -> Batch:

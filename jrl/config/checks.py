@@ -472,8 +472,8 @@ TABLE = (
         },
         "{key}: {name} learns from a teacher, and {why}: leave it out",
     ),
-    Row("network.norm network.critic_norm network.dropout network.critic_dropout network.core.name algo.name",
-        _regularization_faults),
+    Row("network.norm network.critic_norm network.dropout network.critic_dropout network.torso network.critic_torso "
+        "network.core.name algo.name", _regularization_faults),
     Row("network.max_seq_len network.core.name",
         lambda c: c.network.max_seq_len is not None and not c.network.recurrent,
         "network.max_seq_len: expected a network with memory, got network.core none: set network.core.name to lstm, "

@@ -73,8 +73,8 @@ Core = NoCore | Lstm | Gru | Gtrxl | Lru
 
 
 Norm = Literal["none", "layer", "batch_renorm"]
-DenseTorso = Literal["mlp", "simba", "simba_v2", "bro"]
-RESIDUAL = ("simba", "simba_v2", "bro")  # torsos of residual blocks
+DenseTorso = Literal["mlp", "simba", "simba_v2", "bro", "flash"]
+RESIDUAL = ("simba", "simba_v2", "bro", "flash")  # torsos of residual blocks
 Dropout = Annotated[float, Interval(ge=0, lt=1)]
 
 
@@ -87,7 +87,7 @@ class NetworkConfig:
     """
 
     # auto, mlp: dense layers, after a CNN for each image; nature_cnn, impala, small_cnn: this CNN;
-    # simba, simba_v2, bro: residual blocks, one for each width of hidden; package.module:name: your own torso
+    # simba, simba_v2, bro, flash: residual blocks, one for each width of hidden; package.module:name: your own torso
     # (docs/networks.md)
     torso: Name = "auto"
     critic_torso: DenseTorso | None = None  # torso of critics and value networks; null: as torso
@@ -138,12 +138,12 @@ class NetworkConfig:
     @property
     def has_statistics(self) -> bool:
         """Returns whether a network has running statistics."""
-        return "batch_renorm" in (self.norm, self.critic_norm)
+        return "batch_renorm" in (self.norm, self.critic_norm) or "flash" in (self.torso, self.critic_torso)
 
     @property
     def has_unit_weights(self) -> bool:
         """Returns whether a network has weights that stay at norm 1."""
-        return self.unit_weights or "simba_v2" in (self.torso, self.critic_torso)
+        return self.unit_weights or not {"simba_v2", "flash"}.isdisjoint((self.torso, self.critic_torso))
 
     def of_critics(self) -> "NetworkConfig":
         """Returns the section for critics and value networks."""

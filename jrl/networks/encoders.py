@@ -30,6 +30,7 @@ BLOCKS = {
     "simba": "jrl.networks.residual:Simba",
     "simba_v2": "jrl.networks.residual:SimbaV2",
     "bro": "jrl.networks.residual:Bro",
+    "flash": "jrl.networks.residual:Flash",
 }
 ENCODERS = ("flat", "mlp", "embedding", "grid", *CNNS)
 DENSE = ("auto", "mlp", *RESIDUAL)  # torsos that consist of the layers after the encoders
@@ -129,7 +130,7 @@ def last_layer(cfg: NetworkConfig, size: int, name: str, scale: float = 1.0) -> 
     if cfg.torso == "simba_v2":
         return registry.load("jrl.networks.residual:UnitHead", "network.torso")(size, name=name)
     # float32, because bfloat16 would round a value of 300 to steps of 2
-    return Dense(size, weights=cfg.init, scale=scale, name=name)
+    return Dense(size, weights=cfg.init, scale=scale, has_unit_weights=cfg.torso == "flash", name=name)
 
 
 def cnn(name: str) -> type[nn.Module]:

@@ -1,4 +1,4 @@
-"""Torsos of residual blocks: SimBa, SimbaV2 and BroNet. Each has one block for each width of `NetworkConfig.hidden`."""
+"""Torsos of residual blocks: SimBa, SimbaV2, BroNet and FlashSAC's. Each has one block for each width of `hidden`."""
 
 import functools
 import math
@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from jrl.fields.hyper import NetworkConfig
+from jrl.networks.batch_renorm import BatchRenorm
 from jrl.networks.dense import Dense, parameter, unit
 from jrl.networks.encoders import ACTIVATIONS, dense_options
 from jrl.types import Array
@@ -94,9 +95,7 @@ class SimbaV2(nn.Module):
         cfg, width = self.cfg, self.cfg.hidden[0]
         dense = functools.partial(Dense, dtype=cfg.dtype, weights=cfg.init, has_unit_weights=True, has_bias=False)
         gain = math.sqrt(2.0 / width)
-        if beside is not None:  # the norm is that of both together
-            x = jnp.repeat(x, beside.shape[1], 0)
-            x = jnp.concatenate([x, beside.reshape(-1, beside.shape[-1])], -1)
+        x = _joined(x, beside)  # the norm is that of both together
         x = unit(jnp.concatenate([x, jnp.full_like(x[:, :1], _SHIFT)], -1))
         x = dense(width)(x)
         x = unit(Scaler(gain, gain)(x))
@@ -107,6 +106,40 @@ class SimbaV2(nn.Module):
             y = unit(dense(width)(y + 1e-8))  # the sum is never a vector of zeros
             x = unit(x + Scaler(1.0 / (len(cfg.hidden) + 1), 1.0 / math.sqrt(width))(y - x))
         return x
+
+
+class Flash(nn.Module):
+    """FlashSAC's network (arXiv:2604.04539): batch normalisation bn and weights of norm 1, with the activation f:
+
+        x = W bn(input)
+        x = x + f(bn(W2 f(bn(W1 x))))       for each block, W1 [width, 4 width], W2 [4 width, width]
+        x = rms_norm(x)
+
+    bn is `batch_renorm`. Kernels have no biases. The paper also keeps the norms of bn's scale and bias.
+    """
+
+    cfg: NetworkConfig
+
+    @nn.compact
+    def __call__(self, x, beside=None, valid=None):
+        """Returns [N, width]; [N * K, width] with `beside` [N, K, G]. `valid` [N]: see `networks.Network`."""
+        cfg, width, act = self.cfg, self.cfg.hidden[0], ACTIVATIONS[self.cfg.activation]
+        dense = functools.partial(Dense, dtype=cfg.dtype, weights=cfg.init, has_unit_weights=True, has_bias=False)
+        norm = functools.partial(BatchRenorm, cfg.dtype)
+        x = norm()(_joined(x, beside), valid)
+        x = dense(width)(x)
+        for _ in cfg.hidden:
+            y = dense(_EXPANSION * width)(x)
+            y = dense(width)(act(norm()(y, valid)))
+            x = x + act(norm()(y, valid))
+        return nn.RMSNorm(dtype=cfg.dtype)(x)
+
+
+def _joined(x: Array, beside: Array | None) -> Array:
+    """Returns x [N, F] unchanged, or with `beside` [N, K, G] their concatenations [N * K, F + G]."""
+    if beside is None:
+        return x
+    return jnp.concatenate([jnp.repeat(x, beside.shape[1], 0), beside.reshape(-1, beside.shape[-1])], -1)
 
 
 class UnitHead(nn.Module):

@@ -11,9 +11,7 @@ from jrl.types import Box
 
 KEY = jax.random.key(0)
 SPEC = fakes.spec(Box((2,), low=-1.0, high=1.0))
-NETWORK = NetworkConfig(
-    hidden=(8,), activation="relu", unit_weights=True, norm="batch_renorm", critic_torso="simba_v2", critic_norm="none"
-)
+NETWORK = NetworkConfig(hidden=(8,), activation="relu", torso="flash", critic_torso="simba_v2")
 
 
 def norms(params):
@@ -23,17 +21,24 @@ def norms(params):
 
 
 def test_weights_keep_their_norm_in_learning():
-    """Those of a policy with batch_renorm and of critics of SimbaV2, by steps so large that they would lose it."""
+    """Those of a policy of FlashSAC and of critics of SimbaV2, by steps so large that they would lose it."""
     algo = sac.make(sac.Config(lr=0.1), SPEC, NETWORK)
     first = state = jax.jit(algo.init)(KEY)
     update = jax.jit(algo.update)
     for i in range(3):
         state, _ = update(state, fakes.data(algo, SPEC, algo.actor(state), seed=i), jax.random.key(i))
-        assert len(norms(state.params)) == 6
+        assert len(norms(state.params)) == 9
         for norm in norms(state.params):
             np.testing.assert_allclose(norm, 1.0, rtol=1e-5)
     change = jax.tree.map(lambda a, b: np.asarray(b) - np.asarray(a), first.params, state.params)
     assert all(norm.mean() > 0.1 for norm in norms(change))
+
+
+def test_dense_layers_have_such_weights_on_request():
+    algo = sac.make(sac.Config(), SPEC, NetworkConfig(hidden=(8, 8), unit_weights=True))
+    found = norms(jax.jit(algo.init)(KEY).params)
+    assert [norm.shape for norm in found] == [(8,)] * 2 + [(2, 8)] * 2
+    np.testing.assert_allclose(np.concatenate([norm.ravel() for norm in found]), 1.0, rtol=1e-5)
 
 
 def test_rewards_are_divided_so_that_returns_stay_below_the_bound():

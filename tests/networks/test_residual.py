@@ -16,7 +16,7 @@ KEY = jax.random.key(0)
 RNG = np.random.default_rng(0)
 BOX = EnvSpec(Box((4,)), Box((2,), low=-1.0, high=1.0), 1)
 SPEC = EnvSpec(Box((4,)), Discrete(3), 1)
-TORSOS = ("simba", "simba_v2", "bro")
+TORSOS = ("simba", "simba_v2", "bro", "flash")
 each = pytest.mark.parametrize("torso", TORSOS)
 
 
@@ -72,18 +72,34 @@ def simba_v2(p, x):
     return x
 
 
+def flash(p, x):
+    """With running statistics, as in acting."""
+
+    def norm(i, x):
+        q = p[f"BatchRenorm_{i}"]
+        return (x - q["running_mean"]) / np.sqrt(q["running_var"] + 1e-3) * q["scale"] + q["bias"]
+
+    x = dense(p["Dense_0"], norm(0, x))
+    for i in (1, 3):
+        y = dense(p[f"Dense_{i + 1}"], relu(norm(i, dense(p[f"Dense_{i}"], x))))
+        x = x + relu(norm(i + 1, y))
+    return x / np.sqrt(np.mean(x**2, -1, keepdims=True) + 1e-6) * p["RMSNorm_0"]["scale"]
+
+
 def head(torso, p, x):
     if torso != "simba_v2":
         return dense(p, x)
     return dense(p["Dense_1"], p["Scaler_0"]["scale"] * dense(p["Dense_0"], x))
 
 
-PLAIN = {"simba": simba, "simba_v2": simba_v2, "bro": bro}
+PLAIN = {"simba": simba, "simba_v2": simba_v2, "bro": bro, "flash": flash}
 
 
 def changed(params):
     """Parameters of which none is 0 or 1, so that each matters."""
-    return jax.tree.map(lambda x: np.float64(x) + RNG.normal(size=x.shape) * 0.3, params)
+    changed = jax.tree.map(lambda x: np.float64(x) + RNG.normal(size=x.shape) * 0.3, params)
+    positive = lambda path, x: np.abs(x) + 0.5 if "running_var" in jax.tree_util.keystr(path) else x
+    return jax.tree.map_with_path(positive, changed)
 
 
 @each

@@ -178,8 +178,10 @@ def regularization_faults(cfg: Any, network: NetworkConfig) -> list[str]:
         return [f"network.{key}: {name} supports neither dropout nor batch_renorm: {fix}" for key in keys + dropout]
     faults = []
     if keys and network.recurrent:
-        others, got = "another torso" if "torso" in keys[0] else "none or layer", values[keys[0]]
-        faults.append(f"expected {others} for a network with memory, got {got}: set network.core.name to none")
+        expected = "another torso" if "torso" in keys[0] else "none or layer"
+        faults.append(
+            f"expected {expected} for a network with memory, got {values[keys[0]]}: set network.core.name to none"
+        )
     if keys and getattr(cfg, "conservative", False):
         other = "simba" if "torso" in keys[0] else "layer"
         faults.append(

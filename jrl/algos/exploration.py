@@ -310,8 +310,9 @@ def _choose(
         case Stochastic():
             action = output.sample(key)
         case HeldNoise():
-            carry = ops.held_noise(*carry, key, exponent=cfg.exponent, longest=cfg.longest)
-            action, log_prob = output.from_noise(carry[0])
+            noise, left = carry
+            carry = noise, left = ops.held_noise(noise, left, key, exponent=cfg.exponent, longest=cfg.longest)
+            action, log_prob = output.from_noise(noise)
         case Random():
             from jrl.algos import uniform
 

@@ -1,7 +1,11 @@
-"""Torsos of residual blocks: SimBa, SimbaV2, BroNet and FlashSAC's. Each has one block for each width of `hidden`."""
+"""Torsos of residual blocks: SimBa, SimbaV2, BroNet and FlashSAC's.
+
+Each has one block for each width of `hidden`, and is called as a Mlp: its first layer reads x and `beside`.
+"""
 
 import functools
 import math
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -93,7 +97,7 @@ class SimbaV2(nn.Module):
     def __call__(self, x, beside=None, valid=None):
         """Returns [N, width], rows of norm 1; [N * K, width] with `beside` [N, K, G], see Dense."""
         cfg, width = self.cfg, self.cfg.hidden[0]
-        dense = functools.partial(Dense, dtype=cfg.dtype, weights=cfg.init, has_unit_weights=True, has_bias=False)
+        dense = _unit_dense(cfg)
         gain = math.sqrt(2.0 / width)
         x = _joined(x, beside)  # the norm is that of both together
         x = unit(jnp.concatenate([x, jnp.full_like(x[:, :1], _SHIFT)], -1))
@@ -124,7 +128,7 @@ class Flash(nn.Module):
     def __call__(self, x, beside=None, valid=None):
         """Returns [N, width]; [N * K, width] with `beside` [N, K, G]. `valid` [N]: see `networks.Network`."""
         cfg, width, act = self.cfg, self.cfg.hidden[0], ACTIVATIONS[self.cfg.activation]
-        dense = functools.partial(Dense, dtype=cfg.dtype, weights=cfg.init, has_unit_weights=True, has_bias=False)
+        dense = _unit_dense(cfg)
         norm = functools.partial(BatchRenorm, cfg.dtype)
         x = norm()(_joined(x, beside), valid)
         x = dense(width)(x)
@@ -133,6 +137,11 @@ class Flash(nn.Module):
             y = dense(width)(act(norm()(y, valid)))
             x = x + act(norm()(y, valid))
         return nn.RMSNorm(dtype=cfg.dtype)(x)
+
+
+def _unit_dense(cfg: NetworkConfig) -> Callable[[int], Dense]:
+    """Returns the function from a width to a layer with weights of norm 1 and without biases."""
+    return functools.partial(Dense, dtype=cfg.dtype, weights=cfg.init, has_unit_weights=True, has_bias=False)
 
 
 def _joined(x: Array, beside: Array | None) -> Array:

@@ -3,8 +3,11 @@
 import fakes
 import jax
 import numpy as np
+import pytest
 
+from jrl import train
 from jrl.algos import parts, ppo, sac
+from jrl.metrics import loggers
 from jrl.networks import NetworkConfig
 from jrl.ops import normalize
 from jrl.types import Box
@@ -62,3 +65,12 @@ def test_rewards_are_divided_so_that_returns_stay_below_the_bound():
 class RowsOf:
     def __init__(self, mask, returns):
         self.mask, self.extras = mask, {"running_return": returns}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["simba", "simba_v2", "bro", "xqc", "flash_sac"])
+def test_shipped_configs_learn_pendulum(name, tmp_path):
+    """Random actions have a return of about -1,200; the budget is twice what the configs need."""
+    settings = ["--set=run.log=[jsonl]", "--stop=env_steps=10000", f"--out={tmp_path / 'run'}"]
+    assert train.main([name, *settings]) == 0
+    assert loggers.read_rows(tmp_path / "run" / "result.jsonl")[-1]["evaluation/return"] > -300

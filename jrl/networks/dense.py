@@ -160,7 +160,7 @@ class Dense(nn.Module):
     weights: str | None = None  # initial weights, see NetworkConfig.init
     scale: float = 1.0  # gain of orthogonal kernels
     has_unit_weights: bool = False
-    has_bias: bool = True
+    has_bias: bool = True  # a layer without a bias takes no `beside`
 
     @nn.compact
     def __call__(self, x, beside=None):

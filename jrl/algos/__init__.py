@@ -168,6 +168,9 @@ def critic_faults(cfg: Any, network: NetworkConfig) -> list[str]:
 def regularization_faults(cfg: Any, network: NetworkConfig) -> list[str]:
     """Returns one message per key of dropout or batch_renorm that an algorithm cannot use."""
     name = type(cfg).__module__.rpartition(".")[2]
+    if network.norm_after_activation and not network.has_statistics:
+        fix = "set network.norm to batch_renorm, or leave it out"
+        return [f"network.norm_after_activation: expected batch_renorm, which it places, got {network.norm}: {fix}"]
     keys = [key for key in ("norm", "critic_norm") if getattr(network, key) == "batch_renorm"]
     dropout = [key for key in ("dropout", "critic_dropout") if getattr(network, key)]
     if not traits(cfg).has_learning_pass:

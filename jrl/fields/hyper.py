@@ -100,6 +100,7 @@ class NetworkConfig:
     # biases too, torch's default; null: the algorithm's own, see the table of docs/networks.md
     init: Literal["orthogonal", "lecun", "uniform"] | None = None
     norm: Norm = "none"  # normalisation of each dense layer's output; batch_renorm: arXiv:1702.03275
+    norm_after_activation: bool = False  # batch_renorm of the inputs and activations of dense layers, as in CrossQ
     critic_norm: Norm | None = None  # norm of critics and value networks; null: as norm
     dropout: Dropout = 0.0  # share of each dense layer's outputs that learning sets to 0; acting uses all of them
     critic_dropout: Dropout | None = None  # dropout of critics and value networks; null: as dropout

@@ -25,18 +25,17 @@ from jrl.errors import did_you_mean
 from jrl.fields.hyper import NetworkConfig, Options
 from jrl.networks.dense import Dense
 from jrl.networks.encoders import (
-    ACTIVATIONS,
     CNNS,
     DENSE,
     Encoders,
     Mlp,
+    activated,
     choose,
     cnn,
     default,
     flattened,
     is_custom,
     is_image,
-    regularized,
     single,
     to_float,
 )
@@ -190,7 +189,7 @@ class _Towers(nn.Module):
             for layer, width in enumerate(self.cfg.head_hidden):
                 dense = self._dense(head, width, math.sqrt(2), f"{name}_hidden_{layer}", self.cfg.dtype)
                 y = dense(y, None if keys is None else keys[i, layer])
-                y = ACTIVATIONS[own.activation](regularized(self, own, y, valid, f"{name}_norm_{layer}"))
+                y = activated(self, own, y, valid, f"{name}_norm_{layer}")
             # float32, because bfloat16 would round a value of 300 to steps of 2
             dense = self._dense(head, head.size, head.scale, f"{name}_head", jnp.float32)
             outputs[name] = dense(y, None if keys is None else keys[i, -1])

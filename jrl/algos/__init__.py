@@ -169,6 +169,9 @@ def critic_faults(cfg: Any, network: NetworkConfig) -> list[str]:
 def regularization_faults(cfg: Any, network: NetworkConfig) -> list[str]:
     """Returns one message per key of dropout or batch_renorm that an algorithm cannot use."""
     name = type(cfg).__module__.rpartition(".")[2]
+    if network.norm_after_activation and not network.has_statistics:
+        fix = "set network.norm to batch_renorm, or leave it out"
+        return [f"network.norm_after_activation: expected batch_renorm, which it places, got {network.norm}: {fix}"]
     values = {key: getattr(network, key) for key in ("norm", "torso", "critic_norm", "critic_torso")}
     keys = [key for key, value in values.items() if value in ("batch_renorm", "flash")]
     dropout = [key for key in ("dropout", "critic_dropout") if getattr(network, key)]

@@ -17,7 +17,7 @@ from flax import struct
 
 from jrl import networks as nets
 from jrl.algos import agent as agents
-from jrl.algos import custom_loss, parts, sequences
+from jrl.algos import custom_loss, gradients, parts, sequences
 from jrl.algos.agent import ActorState, Agent, Common, MakeOptions, Records, State
 from jrl.algos.critic_heads import CriticHead
 from jrl.algos.custom_loss import Loss
@@ -440,7 +440,7 @@ def reset(cfg: Any, agent: Agent, state: State, key: Key, init: Callable[[Any, A
       key: key of the update, the same on all devices; the weights use another stream.
       init: the algorithm's function of (cfg, agent, key).
     """
-    if cfg.resets.every is None:
+    if cfg.resets.every is None or isinstance(state.opt_state["critic"], gradients.Taken):  # there it is the gradient
         return state
 
     def anew(state: State) -> State:

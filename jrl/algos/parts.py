@@ -65,7 +65,7 @@ def moved(target: PyTree, params: PyTree, tau: Any, due: Any = True) -> PyTree:
 class TdBatch(Batch):
     """A Batch with targets of the values of its actions."""
 
-    target: Array  # [N] f32; for DQN [N, K], as its head reads it
+    target: Array  # [N] f32; for DQN, and critics of distributions, [N, K], as the head reads it
 
 
 class QNetwork(NamedTuple):

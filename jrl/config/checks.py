@@ -396,7 +396,7 @@ def _critic_faults(cfg: Any) -> list[str]:
 
 
 def _regularization_faults(cfg: Any) -> list[str]:
-    if not (cfg.network.drops or cfg.network.has_statistics):
+    if not (cfg.network.drops or cfg.network.has_statistics or cfg.network.norm_after_activation):
         return []
     from jrl import algos
 

@@ -105,6 +105,7 @@ class NetworkConfig:
     init: Literal["orthogonal", "lecun", "uniform"] | None = None
     unit_weights: bool = False  # keep the weights of each output of the dense layers at norm 1 (arXiv:2502.07523)
     norm: Norm = "none"  # normalisation of each dense layer's output; batch_renorm: arXiv:1702.03275
+    norm_after_activation: bool = False  # batch_renorm of the inputs and activations of dense layers, as in CrossQ
     critic_norm: Norm | None = None  # norm of critics and value networks; null: as norm
     dropout: Dropout = 0.0  # share of each dense layer's outputs that learning sets to 0; acting uses all of them
     critic_dropout: Dropout | None = None  # dropout of critics and value networks; null: as dropout
@@ -184,6 +185,8 @@ class NetworkConfig:
                 )
             if own.norm != "none":
                 errors.append(f"{key}norm: expected none, as {own.torso} has its own, got {own.norm}: set it to none")
+            if own.norm_after_activation:
+                errors.append(f"network.norm_after_activation: {own.torso} has its own normalisation: set it to false")
             if own.dropout:
                 errors.append(f"{key}dropout: expected 0, as {own.torso} has none, got {own.dropout}: set it to 0")
         return errors

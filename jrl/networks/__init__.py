@@ -25,10 +25,10 @@ from jrl.errors import did_you_mean
 from jrl.fields.hyper import RESIDUAL, NetworkConfig, Options
 from jrl.networks.dense import Dense
 from jrl.networks.encoders import (
-    ACTIVATIONS,
     CNNS,
     DENSE,
     Encoders,
+    activated,
     choose,
     cnn,
     default,
@@ -38,7 +38,6 @@ from jrl.networks.encoders import (
     is_image,
     last_layer,
     layers,
-    regularized,
     single,
     to_float,
 )
@@ -193,7 +192,7 @@ class _Towers(nn.Module):
                 hidden = functools.partial(Dense, width, **dense_options(own))
                 dense = self._dense(head, width, f"{name}_hidden_{layer}", self.cfg.dtype, hidden)
                 y = dense(y, None if keys is None else keys[i, layer])
-                y = ACTIVATIONS[own.activation](regularized(self, own, y, valid, f"{name}_norm_{layer}"))
+                y = activated(self, own, y, valid, f"{name}_norm_{layer}")
             last = functools.partial(last_layer, own, head.size, scale=head.scale)
             dense = self._dense(head, head.size, f"{name}_head", jnp.float32, last)
             outputs[name] = dense(y, None if keys is None else keys[i, -1])

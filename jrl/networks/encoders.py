@@ -85,14 +85,22 @@ def to_float(space: Leaf, obs: Array, image_max: float = 255.0) -> Array:
     return jnp.moveaxis(x, 1, 3) if space.shape[0] < space.shape[2] else x
 
 
-def regularized(module: nn.Module, cfg: NetworkConfig, x: Array, valid: Array | None, name: str | None = None) -> Array:
-    """Returns a dense layer's output [N, F] after dropout and normalisation, the child `name` of `module`.
+def activated(module: nn.Module, cfg: NetworkConfig, x: Array, valid: Array | None, name: str | None = None) -> Array:
+    """Returns a dense layer's output [N, F] after dropout, normalisation (the child `name` of `module`) and activation.
 
     Dropout is on if `module` has the random stream "dropout"; `valid`: see `networks.Network`.
     """
     if cfg.dropout and module.has_rng("dropout"):
         keep = random.uniform(module.make_rng("dropout"), x.shape) >= cfg.dropout
         x = jnp.where(keep, x / (1.0 - cfg.dropout), 0.0)
+    activation = ACTIVATIONS[cfg.activation]
+    if cfg.norm_after_activation:
+        return normalized(cfg, activation(x), valid, name)
+    return activation(normalized(cfg, x, valid, name))
+
+
+def normalized(cfg: NetworkConfig, x: Array, valid: Array | None, name: str | None = None) -> Array:
+    """Returns x [N, F] after `cfg.norm`, the child `name` of the module that calls it."""
     if cfg.norm == "layer":
         return nn.LayerNorm(dtype=cfg.dtype, name=name)(x)
     if cfg.norm == "batch_renorm":
@@ -105,7 +113,8 @@ def regularized(module: nn.Module, cfg: NetworkConfig, x: Array, valid: Array | 
 class Mlp(nn.Module):
     """Dense layers of widths `hidden` (None: `cfg.hidden`), each followed by dropout, `cfg.norm` and the activation.
 
-    `beside` is a second input, see Dense; `valid`: see `networks.Network`.
+    With `cfg.norm_after_activation` the norm is after the activation, and the input has a norm, too. `beside` is a
+    second input, see Dense; `valid`: see `networks.Network`.
     """
 
     cfg: NetworkConfig
@@ -113,9 +122,11 @@ class Mlp(nn.Module):
 
     @nn.compact
     def __call__(self, x, beside=None, valid=None):
+        if self.cfg.norm_after_activation:
+            x = normalized(self.cfg, x, valid, "input_norm")
         for width in self.cfg.hidden if self.hidden is None else self.hidden:
             x, beside = Dense(width, **dense_options(self.cfg))(x, beside), None
-            x = ACTIVATIONS[self.cfg.activation](regularized(self, self.cfg, x, valid))
+            x = activated(self, self.cfg, x, valid)
         return x
 
 

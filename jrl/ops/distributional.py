@@ -48,9 +48,9 @@ def gaussian_histogram(value, *, low, high, num_bins: int, deviation=0.75) -> ja
     Returns:
       [N, K] f32; each row sums to 1.
 
-    >>> gaussian_histogram(jnp.array([0.5, 9.0]), low=0.0, high=1.0, num_bins=2, deviation=0.5).round(3)
-    Array([[0.5  , 0.5  ],
-           [0.046, 0.954]], dtype=float32)
+    >>> gaussian_histogram(jnp.array([0.5, 9.0]), low=0.0, high=1.0, num_bins=2, deviation=0.5).round(2)
+    Array([[0.5 , 0.5 ],
+           [0.05, 0.95]], dtype=float32)
     """
     width = (high - low) / num_bins
     edges = low + width * jnp.arange(num_bins + 1, dtype=jnp.float32)

@@ -205,20 +205,23 @@ def test_one_update_by_loops(name, action, kind):
 
 # ---------------------------------------------------------------- without target networks
 
-NORMED = dataclasses.replace(fakes.NETWORK, norm="batch_renorm")
+NORMED = dataclasses.replace(fakes.NETWORK, norm="batch_renorm", norm_after_activation=True)
 
 
 def normalized_forward(params, x, valid):
-    """[N] of one critic with the statistics of the valid rows; and the mean of its first layer's outputs."""
-    params = jax.device_get(params)
-    layers, means = params["layers"], []
+    """[N] of one critic with the statistics of the valid rows; and the mean of what each norm reads, by its name."""
+    params, means = jax.device_get(params), {}
+    layers = params["layers"]
+
+    def normalize(x, name):
+        means[name], std, norm = x[valid].mean(0), np.sqrt(x[valid].var(0) + 1e-3), layers[name]
+        return (x - means[name]) / std * norm["scale"] + norm["bias"]
+
+    x = normalize(x, "input_norm")
     for i in range(2):
-        x = x @ layers[f"Dense_{i}"]["kernel"] + layers[f"Dense_{i}"]["bias"]
-        mean, var = x[valid].mean(0), x[valid].var(0)
-        means.append(mean)
-        norm = layers[f"BatchRenorm_{i}"]
-        x = np.tanh((x - mean) / np.sqrt(var + 1e-3) * norm["scale"] + norm["bias"])
-    return (x @ params["head"]["kernel"] + params["head"]["bias"])[:, 0], means[0]
+        x = np.tanh(x @ layers[f"Dense_{i}"]["kernel"] + layers[f"Dense_{i}"]["bias"])
+        x = normalize(x, f"BatchRenorm_{i}")
+    return (x @ params["head"]["kernel"] + params["head"]["bias"])[:, 0], means
 
 
 @pytest.mark.parametrize("name", some_quick(["sac", "td3"], "sac"))
@@ -242,9 +245,10 @@ def test_joint_pass_has_statistics_of_both(name):
     target = np.asarray(batch.reward) + np.asarray(batch.discount) * ahead.min(0)
     np.testing.assert_allclose(aux.metrics["value/q"], (weight * now.mean(0)).mean(), rtol=1e-3)
     np.testing.assert_allclose(aux.metrics["value/target"], (weight * target).mean(), rtol=1e-3)
-    for i, (_, mean) in enumerate(passes):
-        old, new = (one(s.params["critic"], i)["layers"]["BatchRenorm_0"]["running_mean"] for s in (state, after))
-        np.testing.assert_allclose(new - old, 0.01 * (mean - old), rtol=1e-3, atol=1e-5)
+    for i, (_, means) in enumerate(passes):
+        for name, mean in means.items():
+            old, new = (one(s.params["critic"], i)["layers"][name]["running_mean"] for s in (state, after))
+            np.testing.assert_allclose(new - old, 0.01 * (mean - old), rtol=1e-3, atol=1e-5, err_msg=name)
     assert after.target_params == ()
 
 

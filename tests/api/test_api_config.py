@@ -164,7 +164,7 @@ def test_names_of_rllib_are_imported_or_answered():
         (lambda c: c.environment(action_mask_key="legal"), "name the item of the observation action_mask"),
         (lambda c: c.training(batch_size=64), r"batch_size: algo\.num_minibatches counts the minibatches"),
         (lambda c: c.training(total_timesteps=9), r"did you mean stop\(env_steps=\.\.\.\)\?"),
-        (lambda c: c.training(target_policy_noise=0.1), "target_noise is an argument of other algorithms: leave it out"),
+        (lambda c: c.training(target_policy_noise=1), "target_noise is an argument of other algorithms: leave it out"),
         (lambda c: c.training(env_wrapper=1), r"env\.id=package\.module:make"),
         (lambda c: c.training(lr=lambda left: left * 1e-3).stop(env_steps=9).to_run_config(), "lin_0.0003 falls"),
         (lambda c: c.training(frame_stack=3), r"frame_stack is an argument of environment\(\)"),

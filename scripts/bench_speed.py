@@ -78,6 +78,11 @@ _SAC = [
 ]
 
 
+def _critics(config: str, updates: int, steps: int) -> list[str]:
+    """A config of other critics, with the sizes of W6p and `updates` per step."""
+    return [f"configs/{config}.yaml", *_SAC[1:], f"replay.updates_per_step={updates}", f"stop.env_steps={steps}"]
+
+
 def _twenty(mapping: str) -> list[str]:
     """Twenty agents with a policy each, or one that has all the columns."""
     agents = ["configs/multi_cartpole.yaml", "env.options.num_agents=20"]
@@ -137,6 +142,10 @@ WORKS: dict[str, list[str]] = {  # name -> config and overrides; stop criteria b
     "D10": [*_D10, "stop.env_steps=600000"],
     "W6p": [*_SAC, "env.id=Pendulum-v1", "stop.env_steps=6000"],
     "W6h": [*_SAC, "env.id=HalfCheetah-v5", "stop.env_steps=6000"],
+    # critics: an update per step, of droq 20
+    "tqc": _critics("tqc", 1, 6000),
+    "crossq": _critics("crossq", 1, 6000),
+    "droq": _critics("droq", 20, 1200),
     # 16 seeds as one program
     "G4s": _in_jax(4, 500_000),
     "D10s": [*_D10, "stop.env_steps=200000"],
@@ -166,6 +175,9 @@ LABELS = {  # of a work in a picture
     "D10": "DQN, CartPole in JAX, an update per 10 steps",
     "W6p": "SAC, Pendulum, EnvPool, an update per step",
     "W6h": "SAC, HalfCheetah, EnvPool, an update per step",
+    "tqc": "TQC, Pendulum, EnvPool, an update per step",
+    "crossq": "CrossQ, Pendulum, EnvPool, an update per step",
+    "droq": "DroQ, Pendulum, EnvPool, 20 updates per step",
     "G4s": "PPO, CartPole in JAX, 4 environments, 16 seeds",
     "D10s": "DQN, CartPole in JAX, 10 environments, 16 seeds",
     "P64": "PQN, CartPole, EnvPool, 64 environments",

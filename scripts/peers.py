@@ -2,6 +2,7 @@
 
     python scripts/peers.py rejax ppo 2048 --seconds 10        # pip install rejax==0.1.3 gymnax==0.0.9 six tfp-nightly
     python scripts/peers.py rejax sac 1
+    python scripts/peers.py sbx tqc 1                          # pip install sbx-rl; also crossq, droq, sac
     python scripts/peers.py brax CartpoleBalance 2048          # pip install playground brax
     python scripts/peers.py craftax FOLDER 1024                # git clone MichaelTMatthews/Craftax_Baselines FOLDER
     python scripts/peers.py xminigrid FOLDER 64                # git clone dunnolab/xland-minigrid FOLDER
@@ -81,6 +82,24 @@ def rejax(algo: str, envs: int, seconds: float, scale: float) -> tuple[float, di
     train = jax.jit(runner.train).lower(key).compile()
     rate = repeat(lambda: jax.block_until_ready(train(key)), steps - filling, seconds)
     return rate, {"env": settings["env"], "steps_per_call": steps}
+
+
+def sbx(algo: str, envs: int, seconds: float, scale: float) -> tuple[float, dict[str, Any]]:
+    """Measures learning by SBX's TQC, CrossQ or DroQ on Pendulum-v1, batch 256, 256 x 256."""
+    import sbx
+
+    updates, network = (20 if algo == "droq" else 1), {"net_arch": [256, 256]}
+    if algo == "droq":
+        network |= {"dropout_rate": 0.01, "layer_norm": True}
+    made = {"tqc": sbx.TQC, "crossq": sbx.CrossQ, "droq": sbx.SAC, "sac": sbx.SAC}[algo]
+    settings: dict[str, Any] = {"learning_starts": 500, "batch_size": 256, "buffer_size": 20_000, "learning_rate": 1e-3}
+    if algo in ("crossq", "droq"):
+        settings["policy_delay"] = 3 if algo == "crossq" else 20
+    model = made("MlpPolicy", "Pendulum-v1", gradient_steps=updates, policy_kwargs=network, **settings)
+    model.learn(600)
+    steps = max(1, round(2_000 * scale / updates))
+    rate = repeat(lambda: model.learn(steps, reset_num_timesteps=False), steps, seconds)
+    return rate, {"env": "Pendulum-v1", "updates_per_step": updates}
 
 
 def brax(name: str, envs: int, seconds: float, scale: float) -> tuple[float, dict[str, Any]]:
@@ -209,6 +228,7 @@ def envpool(name: str, envs: int, seconds: float, scale: float) -> tuple[float, 
 
 PEERS: dict[str, Callable[[str, int, float, float], tuple[float, dict[str, Any]]]] = {
     "rejax": rejax,
+    "sbx": sbx,
     "brax": brax,
     "craftax": craftax,
     "xminigrid": xminigrid,
@@ -226,6 +246,7 @@ PACKAGES = (
     "envpool",
     "gymnax",
     "rejax",
+    "sbx-rl",
     "craftax",
     "distrax",
     "brax",
@@ -259,7 +280,8 @@ def main() -> None:
     p.add_argument("peer", choices=PEERS)
     p.add_argument(
         "work",
-        help="rejax: ppo, dqn or sac; rltools: ppo or sac; brax, envpool: an environment; craftax, xminigrid: a folder",
+        help="rejax: ppo, dqn or sac; sbx: tqc, crossq, droq or sac; rltools: ppo or sac; brax, envpool: an "
+        "environment; craftax, xminigrid: a folder",
     )
     p.add_argument("envs", type=int)
     p.add_argument("--seconds", type=float, default=10.0)

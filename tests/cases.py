@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from jrl.algos.critic_heads import Critic
 from jrl.algos.exploration import EpsilonGreedy, Gaussian
 
 
@@ -80,17 +81,24 @@ CASES: dict[str, Case] = {
         like="dqn",
     ),
     "pqn": Case(
-        {**_RATE, "normalize_reward": True, "max_leaf_norm": 1.0}, {**_PROBE_EPOCHS, **_EPSILON}, _EPOCHS, like="dqn"
+        {**_RATE, "normalize_reward": True, "normalize_reward_bound": 5.0, "max_leaf_norm": 1.0},
+        {**_PROBE_EPOCHS, **_EPSILON},
+        _EPOCHS,
+        like="dqn",
     ),
     "sac": Case(
         {
             **_RATE, "num_critics": 3, "target_critics": 2, "policy_every": 2, "max_grad_norm": 0.5, "bc_updates": 2,
             "conservative": True, "cql_actions": 2, "cql_target_gap": 1.0,
+            "critic": Critic(kind="quantiles", atoms=5, dropped_atoms=1),
         },
         {"lr": 3e-3, "gamma": 0.9, "tau": 0.05, "learn_ent_coef": False, "ent_coef": 0.02},
     ),
     "td3": Case(
-        {**_RATE, "num_critics": 3, "policy_every": 1, "max_grad_norm": 0.5, "actor_bc": 0.5, "critic_bc": 0.2},
+        {
+            **_RATE, "num_critics": 3, "policy_every": 1, "max_grad_norm": 0.5, "actor_bc": 0.5, "critic_bc": 0.2,
+            "critic": Critic(kind="c51", atoms=7, value_range=(-3.0, 3.0)),
+        },
         {"lr": 3e-3, "gamma": 0.9, "tau": 0.05, "exploration": Gaussian(std=0.5)},
         like="sac",
     ),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jrl import algos, config, registry, train
+from jrl.algos.critic_heads import Critic
 from jrl.algos.exploration import OverActions, OverDistributions, OverQ
 from jrl.config import Sizes
 from jrl.config import __main__ as command
@@ -355,6 +356,7 @@ def test_every_documented_key_has_one_row_with_a_key_of_jrl_or_the_reason():
 def test_our_keys_exist():
     sections = {f.name: f for f in dataclasses.fields(RunConfig)}
     hyper = {f.name for name in algos.names() for f in dataclasses.fields(algos.get_config_class(name))}
+    hyper |= {f"critic.{f.name}" for f in dataclasses.fields(Critic)}
     default = config.to_dict(config.from_dict({"algo": {"name": "dqn"}, "env": {"id": "x"}}))
     default["network"] |= dict.fromkeys(f"core.{f.name}" for core in (Lstm, Gtrxl) for f in dataclasses.fields(core))
     default["data"] |= {f"output.{f.name}": None for f in dataclasses.fields(OutputConfig)}

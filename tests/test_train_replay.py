@@ -9,6 +9,7 @@ import pytest
 from jrl import algos, config, evaluate, train
 from jrl.config import Sizes, datasets
 from jrl.data import __main__ as data_command
+from jrl.fields import hyper
 from jrl.fields.data import Replay, learns_from
 from jrl.metrics import loggers
 from jrl.run.session import Session
@@ -76,7 +77,9 @@ def small(name, recorded, teacher):
     made = ["network.head_hidden=[]", "env.num_envs=2", "evaluation.every=1000000000", "run.log=[jsonl]"]
     made.append("rollout.iterations_per_call=1")
     norms = "layer" in (cfg.network.norm, cfg.network.critic_norm)  # these need hidden layers
-    made.append(f"network.hidden={[8] if norms else []}")
+    blocks = cfg.network.torso in hyper.RESIDUAL or cfg.network.critic_torso is not None
+    made.append(f"network.hidden={[8] if norms or blocks else []}")
+    made += ["network.critic_hidden=[8]"] if cfg.network.critic_hidden else []
     made += ["algo.num_epochs=1"] if hasattr(cfg.algo, "num_epochs") else []
     if cfg.replay is None and not hasattr(cfg.algo, "num_minibatches"):
         made += ["rollout.length=4"]

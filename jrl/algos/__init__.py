@@ -155,7 +155,8 @@ def check(name: str, cfg: Any, algo: Any) -> None:
 def critic_faults(cfg: Any, network: NetworkConfig) -> list[str]:
     """Returns one message per critic option of the network (such as `value_inputs`) that an algorithm cannot use."""
     used = ["value_inputs"] if network.value_inputs else []
-    used += [name for name in ("critic_norm", "critic_dropout", "critic_hidden") if getattr(network, name) is not None]
+    own = "critic_torso", "critic_norm", "critic_dropout", "critic_hidden"
+    used += [name for name in own if getattr(network, name) is not None]
     used = [name for name in used if not (name == "value_inputs" and traits(cfg).has_teacher)]
     if not used or traits(cfg).has_critic:
         return network.sharing_faults()
@@ -168,7 +169,11 @@ def critic_faults(cfg: Any, network: NetworkConfig) -> list[str]:
 def regularization_faults(cfg: Any, network: NetworkConfig) -> list[str]:
     """Returns one message per key of dropout or batch_renorm that an algorithm cannot use."""
     name = type(cfg).__module__.rpartition(".")[2]
-    keys = [key for key in ("norm", "critic_norm") if getattr(network, key) == "batch_renorm"]
+    if network.norm_after_activation and not network.has_statistics:
+        fix = "set network.norm to batch_renorm, or leave it out"
+        return [f"network.norm_after_activation: expected batch_renorm, which it places, got {network.norm}: {fix}"]
+    values = {key: getattr(network, key) for key in ("norm", "torso", "critic_norm", "critic_torso")}
+    keys = [key for key, value in values.items() if value in ("batch_renorm", "flash")]
     dropout = [key for key in ("dropout", "critic_dropout") if getattr(network, key)]
     if not traits(cfg).has_learning_pass:
         others = [other for other in names() if traits(get_config_class(other)).has_learning_pass]
@@ -176,15 +181,19 @@ def regularization_faults(cfg: Any, network: NetworkConfig) -> list[str]:
         return [f"network.{key}: {name} supports neither dropout nor batch_renorm: {fix}" for key in keys + dropout]
     faults = []
     if keys and network.recurrent:
+        expected = "another torso" if "torso" in keys[0] else "none or layer"
         faults.append(
-            "expected none or layer for a network with memory, got batch_renorm: set network.core.name to none"
+            f"expected {expected} for a network with memory, got {values[keys[0]]}: set network.core.name to none"
         )
     if keys and getattr(cfg, "conservative", False):
-        faults.append("CQL compares actions outside of the batch, whose statistics batch_renorm lacks: set it to layer")
-    if "norm" in keys and learns_from(cfg) is Fresh:
+        other = "simba" if "torso" in keys[0] else "layer"
+        faults.append(
+            f"CQL compares actions outside of the batch, whose statistics batch_renorm lacks: set it to {other}"
+        )
+    if keys and keys[0] in ("norm", "torso") and learns_from(cfg) is Fresh:
         faults.append(
             f"{name} divides probabilities of learning by those of acting, which batch_renorm makes different: set "
-            "network.critic_norm instead"
+            f"network.critic_{keys[0]} instead"
         )
     return [f"network.{keys[0]}: {fault}" for fault in faults]
 

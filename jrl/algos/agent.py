@@ -33,8 +33,9 @@ from jrl.algos.optimizers import Adam, Optimizer, is_statistic
 from jrl.fields.bounds import NonNegativeSchedule, Positive, Unit
 from jrl.fields.data import DataSets, Fresh, Replay
 from jrl.networks import NetworkConfig
+from jrl.networks.dense import with_unit_weights
 from jrl.ops import exploration as ops
-from jrl.ops import minibatch, normalize
+from jrl.ops import minibatch
 from jrl.types import ActOut, Algo, Array, EnvSpec, Key, PyTree, Rollout, Space, UpdateAux, hyperparams
 
 Kind = Literal["distribution", "q", "action"]
@@ -56,6 +57,8 @@ class Common:
     normalize_obs: bool = False  # observations to mean 0 and deviation 1 by running statistics; images stay as they are
     normalize_reward: bool = False  # divides rewards by the running deviation of the discounted return
     normalize_reward_clip: Positive | None = 10.0  # bound of rewards that were so divided; null: none
+    # with normalize_reward: divides by more if needed, so that no discounted return seen exceeds this; null: no bound
+    normalize_reward_bound: Positive | None = None
     max_grad_norm: Positive | None = None  # clips the global norm of the gradient; null: no clipping
     max_leaf_norm: Positive | None = None  # clips the norm of each parameter array's gradient
     max_grad_value: Positive | None = None  # clips each element of the gradient
@@ -65,7 +68,13 @@ class Common:
 
     def validate(self) -> list[str]:
         """Returns one message per invalid combination of values, with the fix."""
-        return exploration.validate(self.exploration)
+        errors = exploration.validate(self.exploration)
+        if self.normalize_reward_bound is not None and not self.normalize_reward:
+            errors.append(
+                "normalize_reward_bound: expected normalize_reward true, got false: set normalize_reward=true, or "
+                "leave normalize_reward_bound out"
+            )
+        return errors
 
 
 @struct.dataclass
@@ -76,7 +85,8 @@ class State:
     target_params: PyTree  # slow copies of `params` or of some parts; () without target networks
     opt_state: PyTree  # optimizer state; a dict by part if `params` is
     obs_stats: PyTree  # normalize.RunningStats, or () without normalize_obs
-    return_stats: PyTree  # normalize.RunningStats of the discounted return, or () without normalize_reward
+    # normalize.RunningStats of the discounted return; parts.BoundedReturns with a bound; () without normalize_reward
+    return_stats: PyTree
     env_steps: Array  # [] u32, environment steps learned from, over all devices
     updates: Array  # [] u32, calls of `update`
     own: dict[str, PyTree]  # state of this algorithm or exploration only, by name
@@ -201,7 +211,7 @@ def begin(
         target_params=jax.tree.map(jnp.copy, target_params),  # copies, so that both can be donated
         opt_state=opt_state,
         obs_stats=agent.observer.init(),
-        return_stats=normalize.init(()) if cfg.normalize_reward else (),
+        return_stats=parts.init_returns(cfg),
         env_steps=jnp.zeros((), jnp.uint32),
         updates=jnp.zeros((), jnp.uint32),
         own=own,
@@ -306,12 +316,16 @@ def _optimizer(own: Callable[[Any], optax.GradientTransformation]) -> Callable[[
 def descend(
     cfg: Common, agent: Agent, lr: Any, gradient: PyTree, opt_state: PyTree, params: PyTree
 ) -> tuple[PyTree, PyTree]:
-    """Makes one gradient step of size `lr`, and adds the changes of running statistics: (params, opt_state)."""
+    """Makes one gradient step of size `lr`: (params, opt_state).
+
+    It adds the changes of running statistics, and scales weights of norm 1 back to this norm.
+    """
     updates, opt_state = agent.optimizer(cfg).update(gradient, opt_state, params)
     steps = jax.tree.map(lambda u: -lr * u, updates)
     if agent.network.has_statistics:
         steps = jax.tree.map_with_path(lambda path, u, s: u if is_statistic(path) else s, updates, steps)
-    return optax.apply_updates(params, steps), opt_state
+    params = optax.apply_updates(params, steps)
+    return with_unit_weights(params) if agent.network.has_unit_weights else params, opt_state
 
 
 def dropout_keys(agent: Agent, key: Key, count: int) -> Any:

@@ -5,9 +5,10 @@ Their parameters are a dict by part: `actor`, `critic` [C, ...] and others, each
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Literal, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +17,14 @@ from flax import struct
 
 from jrl import networks as nets
 from jrl.algos import agent as agents
-from jrl.algos import custom_loss, parts, sequences
+from jrl.algos import custom_loss, gradients, parts, sequences
 from jrl.algos.agent import ActorState, Agent, Common, MakeOptions, Records, State
+from jrl.algos.critic_heads import CriticHead
 from jrl.algos.custom_loss import Loss
 from jrl.algos.observer import Observer
+from jrl.fields.bounds import Count
 from jrl.networks import Head, Network, NetworkConfig
-from jrl.networks.critics import Critics, build_critics
+from jrl.networks.critics import Atoms, Critics, build_critics
 from jrl.ops import random, schedules
 from jrl.types import (
     Algo,
@@ -37,7 +40,10 @@ from jrl.types import (
     SequenceBatch,
     Space,
     Window,
+    hyperparams,
 )
+
+_POLICY_ACTION = "policy_action"  # key of a batch's extras: see `with_next_action`
 
 
 class PolicyHeads(NamedTuple):
@@ -97,6 +103,16 @@ class Networks(NamedTuple):
     policy: PolicyHeads
     critic: Critics
     value: PolicyHeads | None = None  # V(obs) [N], for algorithms with a state value
+    head: CriticHead | None = None  # for critics with atoms; None: critics have one output, the value
+
+    @property
+    def has_distribution(self) -> bool:
+        """Returns whether targets are distributions, not values."""
+        return self.head is not None and self.head.pool is not None
+
+    def mean(self, outputs: Array) -> Array:
+        """Returns the critics' values of their outputs."""
+        return outputs if self.head is None else self.head.mean(outputs)
 
 
 def state_value(observer: Observer, network: NetworkConfig) -> PolicyHeads:
@@ -113,14 +129,17 @@ def make_agent(
     *,
     kind: agents.Kind,
     num_critics: int,
+    head: CriticHead | None = None,
     value: Callable[[Observer, NetworkConfig], PolicyHeads] | None = None,
     **options: Unpack[MakeOptions],
 ) -> Agent:
     """Makes an Agent with a policy, critics and optionally a `value` network; arguments as for `agent.make`."""
 
     def networks(cfg: Common, observer: Observer, network: NetworkConfig) -> Networks:
-        of_actions = build_critics(observer.spec, network, num_critics)
-        return Networks(policy(observer, network), of_actions, None if value is None else value(observer, network))
+        atoms = None if head is None else Atoms(head.size, head.mean)
+        of_actions = build_critics(observer.spec, network, num_critics, atoms)
+        state_value = None if value is None else value(observer, network)
+        return Networks(policy(observer, network), of_actions, state_value, head)
 
     check(cfg, spec.action, network)
     return agents.make(cfg, spec, network, networks, kind=kind, records=Records(memory=True), flat=False, **options)
@@ -249,22 +268,72 @@ def values_read(value: PolicyHeads, params: PyTree, obs: PyTree, steps: int) -> 
 
 
 def q_taken(agent: Agent, critic_params: PyTree, batch: Batch, *, key: Key | None = None) -> Array:
-    """Returns the critics' values of the recorded actions [C, N] or [C, N, L], in a learning pass.
+    """Returns the critics' outputs for the recorded actions [C, N] or [C, N, L], in a learning pass.
+
+    With a head there is a last axis of atoms.
 
     Args:
       key: key of dropout; None: no dropout.
     """
-    apply = functools.partial(agent.net.critic.apply, key=key, **agents.batch_rows(agent, batch.weight))
+    apply = functools.partial(agent.net.critic.outputs, key=key, **agents.batch_rows(agent, batch.weight))
     if isinstance(agent.spec.action, Discrete):
         return select_taken(agent.spec.action, apply(critic_params, batch.obs), batch)
     return apply(critic_params, batch.obs, batch.action)
 
 
 def select_taken(space: Discrete, q: Array, batch: Batch) -> Array:
-    """Returns the values of the recorded actions, [C, N] of [C, N, A]; [C, N, L] for Windows."""
+    """Returns the outputs for the recorded actions, [C, N] of [C, N, A]; [C, N, L] for Windows; atoms stay last."""
     # a comparison instead of an index: its gradient is a select, the gradient of an index is a slower scatter
     taken: Any = jax.nn.one_hot(batch.action, space.n)
+    if q.ndim > taken.ndim + 1:
+        return jnp.sum(taken[None, ..., None] * q, -2)
     return jnp.sum(taken[None] * q, -1)
+
+
+def is_joint(cfg: Any, agent: Agent) -> bool:
+    """Returns whether critics read transitions and the next actions in one pass: see `joint_outputs`."""
+    return not cfg.target_networks and agent.network.of_critics().has_statistics
+
+
+def with_next_action(batch: Batch, action: Any) -> Batch:
+    """Returns the batch with the policy's actions [N, *] at `next_obs`, for `joint_outputs`."""
+    return replace(batch, extras={**batch.extras, _POLICY_ACTION: action})
+
+
+def joint_outputs(agent: Agent, params: PyTree, batch: Batch, *, key: Key | None = None) -> tuple[Array, Array]:
+    """Returns the critics' outputs for the recorded actions, and at `next_obs`, of one learning pass over both.
+
+    So batch renormalisation has the statistics of both, and critics need no target networks (CrossQ, ICLR 2024,
+    arXiv:1902.05605). The second result is for the actions of `with_next_action`, or for all Discrete actions.
+
+    Args:
+      key: key of dropout; None: no dropout.
+    """
+    both = lambda a, b: jax.tree.map(lambda *x: jnp.concatenate(x), a, b)
+    rows = agents.batch_rows(agent, both(batch.weight, batch.weight))
+    apply = functools.partial(agent.net.critic.outputs, params, both(batch.obs, batch.next_obs), key=key, **rows)
+    if isinstance(agent.spec.action, Discrete):
+        now, after = jnp.split(apply(), 2, 1)
+        return select_taken(agent.spec.action, now, batch), after
+    now, after = jnp.split(apply(both(batch.action, batch.extras[_POLICY_ACTION])), 2, 1)
+    return now, after
+
+
+def distribution_target(head: CriticHead, batch: Batch, outputs: Array, policy: Array, bonus: Array) -> Array:
+    """Returns the atoms of targets reward + discount (Z(next_obs, a) + bonus), with a from the policy: [N, M].
+
+    For Sequences it returns [N, L, M], and the arguments have the L + 1 rows of `next_obs`.
+
+    Args:
+      outputs: [C, N, A, K], outputs of the target critics at `next_obs`; A is 1 for sampled actions.
+      policy: [N, A], probabilities of the actions.
+      bonus: [N, A], bonus of the actions.
+    """
+    assert head.pool is not None and head.backup is not None
+    rows = lambda x: x.reshape(batch.reward.size, *x.shape[batch.reward.ndim :])
+    ahead = (rows(select_following(batch, x)) for x in (head.pool(outputs), policy, bonus))
+    target = head.backup(*ahead, rows(batch.reward), rows(batch.discount))
+    return target.reshape(*batch.reward.shape, -1)
 
 
 def at_start(critic: Critics, params: PyTree, obs: PyTree, action: Array | None = None) -> Array:
@@ -298,17 +367,19 @@ def td_gradient(
     *,
     loss: Loss | None = None,
     net: Any = None,
+    head: CriticHead | None = None,
 ) -> tuple[PyTree, Metrics, Array]:
-    """Returns the gradient of half the squared TD error, summed over critics with a common target.
+    """Returns the gradient of half the squared TD error, or the loss of `head`, summed over critics.
 
     Args:
       q: (params, batch) -> [C, N] f32, each critic's value of the recorded action; [C, N, L] for Sequences. Or these
-        with a penalty, (values, scalar, metrics).
+        with a penalty, (values, scalar, metrics). With `head` outputs, with a last axis of atoms, instead of values.
       params: parameters of the critics.
       batch: batch with weight 0 on masked rows; for Sequences, `obs` is the result of `critics_read`.
-      target: [N] or [N, L] f32; no gradient.
+      target: [N] or [N, L] f32, common to the critics; with `head` as its loss reads it. No gradient.
       axis_name: mapped axis over devices; None: no such axis.
       loss: user's loss, which gets the critics as `net`; None: the TD error.
+      head: head of critics with atoms; None: critics have one output, the value.
     Returns:
       gradient like `params`, metrics, and priority [N] f32: the absolute TD error averaged over critics, for a sequence
       its `sequences.sequence_priority`.
@@ -319,8 +390,14 @@ def td_gradient(
         mean = lambda x: jnp.mean(weight * x)
         values = q(params, batch)
         values, penalty, own = values if isinstance(values, tuple) else (values, None, {})
-        error = values - target[None]
-        losses = 0.5 * jnp.mean(weight[None] * jnp.square(error), tuple(range(1, error.ndim)))
+        if head is None:
+            error = values - target[None]
+            losses = 0.5 * jnp.mean(weight[None] * jnp.square(error), tuple(range(1, error.ndim)))
+        else:
+            distance = _distances(head, values, target)
+            losses = jnp.mean(weight[None] * distance, tuple(range(1, distance.ndim)))
+            values, target = head.mean(values), head.target_mean(target)
+            error = distance if head.priority_is_loss else values - target[None]
         metrics = {"loss/value": losses.mean(), "value/q": mean(values.mean(0)), "value/target": mean(target)}
         total = losses.sum() if penalty is None else losses.sum() + penalty
         priority: Array = jnp.where(weight > 0, jnp.abs(error).mean(0), 0.0)
@@ -336,3 +413,46 @@ def td_gradient(
     gradient, (metrics, priority) = jax.grad(td_loss, has_aux=True)(params, td_batch)
     gradient, metrics = parts.pmean((gradient, metrics), axis_name)
     return gradient, metrics, priority
+
+
+def _distances(head: CriticHead, outputs: Array, target: Array) -> Array:
+    """Returns the losses [C, N] or [C, N, L] of outputs [C, ..., K] for a common target."""
+    rows = target.reshape(math.prod(outputs.shape[1:-1]), *target.shape[outputs.ndim - 2 :])
+    flat = outputs.reshape(outputs.shape[0], -1, outputs.shape[-1])
+    return jax.vmap(head.loss, (0, None))(flat, rows).reshape(outputs.shape[:-1])
+
+
+# ---------------------------------------------------------------- resets
+
+
+@hyperparams
+class Resets:
+    """Periodic new initial weights, against the loss of plasticity by many updates (arXiv:2205.07802)."""
+
+    every: Count | None = None  # updates between resets; null: none
+    what: Literal["all", "critics"] = "all"  # all: policy, critics and temperature; with optimizer and target networks
+
+
+def reset(cfg: Any, agent: Agent, state: State, key: Key, init: Callable[[Any, Agent, Key], State]) -> State:
+    """Returns the State with initial weights, targets and optimizer states if `cfg.resets` are due at this update.
+
+    Args:
+      key: key of the update, the same on all devices; the weights use another stream.
+      init: the algorithm's function of (cfg, agent, key).
+    """
+    if cfg.resets.every is None or isinstance(state.opt_state["critic"], gradients.Taken):  # there it is the gradient
+        return state
+
+    def anew(state: State) -> State:
+        new = init(cfg, agent, jax.random.fold_in(key, 0x72736574))
+        if cfg.resets.what == "all":
+            return replace(state, params=new.params, target_params=new.target_params, opt_state=new.opt_state)
+        part = lambda old, new: {**old, "critic": new["critic"]} if "critic" in old else old
+        return replace(
+            state,
+            params=part(state.params, new.params),
+            target_params=part(state.target_params, new.target_params),
+            opt_state=part(state.opt_state, new.opt_state),
+        )
+
+    return parts.every(cfg.resets.every, state, anew)

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from annotated_types import Ge, Interval
 
 from jrl import registry, spaces
-from jrl.fields.bounds import UINT32, DeviceSteps, Name, NonNegative, NonNegativeSchedule, Unit, UnitSchedule
+from jrl.fields.bounds import UINT32, DeviceSteps, Few, Name, NonNegative, NonNegativeSchedule, Unit, UnitSchedule
 from jrl.fields.hyper import Options
 from jrl.ops import exploration as ops
 from jrl.ops import schedules
@@ -82,6 +82,19 @@ class Stochastic:
     """Actions sampled from the policy's distribution."""
 
     name: Literal["stochastic"] = "stochastic"
+    random_timesteps: DeviceSteps = 0  # environment steps at the start with uniformly random actions
+
+
+@hyperparams
+class HeldNoise:
+    """Samples of a Gaussian policy whose standard normal noise stays the same for several steps (arXiv:2604.04539).
+
+    The number of these steps is n with a probability proportional to n ** -exponent, for n from 1 to `longest`.
+    """
+
+    name: Literal["held_noise"] = "held_noise"
+    exponent: NonNegative = 2.0  # 0: all lengths have the same probability
+    longest: Few = 16  # most steps with the same noise
     random_timesteps: DeviceSteps = 0  # environment steps at the start with uniformly random actions
 
 
@@ -156,8 +169,12 @@ class Custom:
 OverQ = EpsilonGreedy | SoftQ | ParameterNoiseQ | Random | Custom
 OverActions = Gaussian | OrnsteinUhlenbeck | ParameterNoiseAction | Random | Custom
 OverDistributions = Stochastic | Random | Custom
+# for algorithms that do not read the probabilities of their actions, which depend on earlier actions with held noise
+OverGaussians = Stochastic | HeldNoise | Random | Custom
 ParameterNoise = ParameterNoiseQ | ParameterNoiseAction
-Exploration = EpsilonGreedy | SoftQ | Gaussian | OrnsteinUhlenbeck | Stochastic | ParameterNoise | Random | Custom
+Exploration = (
+    EpsilonGreedy | SoftQ | Gaussian | OrnsteinUhlenbeck | Stochastic | HeldNoise | ParameterNoise | Random | Custom
+)
 
 # exploration -> kind of output that it needs; other explorations accept any kind
 _KINDS: dict[type, str] = {
@@ -168,6 +185,7 @@ _KINDS: dict[type, str] = {
     OrnsteinUhlenbeck: "action",
     ParameterNoiseAction: "action",
     Stochastic: "distribution",
+    HeldNoise: "distribution",
 }
 
 
@@ -211,6 +229,8 @@ def make(cfg: Exploration, action_space: Space, kinds: tuple[str, ...]) -> Explo
         )
     if kind == "action" and not isinstance(action_space, Box):
         raise InputError(f"algo.exploration: {cfg.name} over actions needs a Box action space, not {action_space}")
+    if isinstance(cfg, HeldNoise) and not isinstance(action_space, Box):
+        raise InputError(f"algo.exploration: held_noise needs a Box action space, not {action_space}: use stochastic")
     carry: Callable[..., PyTree] = lambda batch_size, first=0, total=None: ()
     match cfg:
         case EpsilonGreedy(ladder=True):
@@ -220,6 +240,14 @@ def make(cfg: Exploration, action_space: Space, kinds: tuple[str, ...]) -> Explo
             assert isinstance(action_space, Box)
             shape = action_space.shape
             carry = lambda batch_size, first=0, total=None: jnp.zeros((batch_size, *shape), jnp.float32)
+        case HeldNoise():
+            assert isinstance(action_space, Box)
+            shape = action_space.shape
+            # the noise, and the steps that it has left
+            carry = lambda batch_size, first=0, total=None: (
+                jnp.zeros((batch_size, *shape), jnp.float32),
+                jnp.zeros((batch_size,), jnp.int32),
+            )
     choose: Callable[..., Any] = functools.partial(_choose, cfg, action_space)
     if isinstance(cfg, Custom):
         own_carry, choose = _custom(cfg, action_space, kind)
@@ -281,6 +309,10 @@ def _choose(
             action = jnp.clip(output + carry, -1.0, 1.0)
         case Stochastic():
             action = output.sample(key)
+        case HeldNoise():
+            noise, left = carry
+            carry = noise, left = ops.held_noise(noise, left, key, exponent=cfg.exponent, longest=cfg.longest)
+            action, log_prob = output.from_noise(noise)
         case Random():
             from jrl.algos import uniform
 

@@ -65,7 +65,7 @@ def moved(target: PyTree, params: PyTree, tau: Any, due: Any = True) -> PyTree:
 class TdBatch(Batch):
     """A Batch with targets of the values of its actions."""
 
-    target: Array  # [N] f32; for DQN [N, K], as its head reads it
+    target: Array  # [N] f32; for DQN, and critics of distributions, [N, K], as the head reads it
 
 
 class QNetwork(NamedTuple):
@@ -109,8 +109,28 @@ def value_metrics(target: Array, value: Array, weight: Array, axis_name: str | N
     return {"value/explained_variance": explained, "value/target": pmean(jnp.mean(weight * target), axis_name)}
 
 
+@struct.dataclass
+class BoundedReturns:
+    """Statistics of the discounted return, with `normalize_reward_bound`."""
+
+    stats: normalize.RunningStats
+    peak: Array  # [] f32, greatest absolute discounted return so far
+
+
+def init_returns(cfg: Any) -> PyTree:
+    """Returns empty statistics of the discounted return; () without `normalize_reward`."""
+    if not cfg.normalize_reward:
+        return ()
+    stats = normalize.init(())
+    return stats if cfg.normalize_reward_bound is None else BoundedReturns(stats, jnp.zeros((), jnp.float32))
+
+
 def observe_returns(stats: PyTree, rollout: Rollout, axis_name: str | None) -> PyTree:
     """Adds a rollout's running discounted returns to the statistics; () stays ()."""
+    if isinstance(stats, BoundedReturns):
+        size = jnp.where(rollout.mask, jnp.abs(rollout.extras["running_return"]), 0.0)
+        peak = jnp.maximum(stats.peak, collectives.pmax(size.max(), axis_name))
+        return BoundedReturns(observe_returns(stats.stats, rollout, axis_name), peak)
     if not isinstance(stats, normalize.RunningStats):
         return stats
     weight = rollout.mask.astype(jnp.float32)
@@ -120,12 +140,17 @@ def observe_returns(stats: PyTree, rollout: Rollout, axis_name: str | None) -> P
 def scale_reward(cfg: Any, stats: PyTree, reward: Array) -> Array:
     """Returns rewards divided by the deviation of the discounted return and clipped; unchanged without statistics.
 
-    Without a bound, one rare reward after many small ones would be a target thousands of deviations away. An n-step
-    transition has one reward, the discounted sum.
+    Without clipping, one rare reward after many small ones would be a target thousands of deviations away. An n-step
+    transition has one reward, the discounted sum. With `normalize_reward_bound` the divisor is at least the greatest
+    discounted return divided by this bound (SimbaV2, arXiv:2502.15280: "reward bounding and scaling").
     """
-    if not isinstance(stats, normalize.RunningStats):
+    if isinstance(stats, BoundedReturns):
+        scale = jnp.maximum(normalize.std(stats.stats), stats.peak / cfg.normalize_reward_bound)
+    elif isinstance(stats, normalize.RunningStats):
+        scale = normalize.std(stats)
+    else:
         return reward
-    reward, bound = reward / (normalize.std(stats) + 1e-8), cfg.normalize_reward_clip
+    reward, bound = reward / (scale + 1e-8), cfg.normalize_reward_clip
     return reward if bound is None else jnp.clip(reward, -bound, bound)
 
 

@@ -9,7 +9,8 @@ For a Box of [-1, 1] the policy is a squashed Gaussian. For Discrete actions the
 over the allowed actions, with exact expectations instead of samples (arXiv:1910.07207). Many critics, with random
 subsets in targets (`target_critics`), their mean for the policy (`actor_q`) and many updates per step make REDQ
 (arXiv:2101.05982). `conservative` makes CQL (arXiv:2006.04779), for data of other policies; see
-`jrl.algos.conservative`.
+`jrl.algos.conservative`. `critic` has other kinds of critics, such as those of TQC (arXiv:2005.04269). Without
+`target_networks`, and with `network.norm: batch_renorm`, it is CrossQ (arXiv:1902.05605).
 
 With a core it learns from a SequenceBatch. The policy starts with the acting policy's recurrent state, the critics with
 the initial state; the K burn-in rows update both before the loss.
@@ -30,10 +31,11 @@ import jax.numpy as jnp
 from jrl import distributions
 from jrl import networks as nets
 from jrl.algos import agent as agents
-from jrl.algos import conservative, critics, parts
+from jrl.algos import conservative, critic_heads, critics, parts
 from jrl.algos.agent import Agent, Common, MakeOptions, State
-from jrl.algos.critics import q_taken, select_taken
-from jrl.algos.exploration import OverDistributions, Stochastic
+from jrl.algos.critic_heads import Critic
+from jrl.algos.critics import Resets, q_taken, select_taken
+from jrl.algos.exploration import OverGaussians, Stochastic
 from jrl.algos.observer import Observer
 from jrl.fields.bounds import Amount, Count, Few, NonNegative, NonNegativeSchedule, Positive, Share
 from jrl.fields.data import Replay
@@ -47,6 +49,7 @@ from jrl.types import (
     Box,
     Discrete,
     EnvSpec,
+    InputError,
     Key,
     Metrics,
     PyTree,
@@ -71,14 +74,19 @@ class Config(Common):
     actor_lr: NonNegativeSchedule | None = None  # step size of the policy; null: lr
     ent_coef_lr: NonNegativeSchedule | None = None  # step size of the temperature; null: lr
     tau: Share = 0.005  # step size of the target critics towards the critics
+    target_networks: bool = True  # targets of slow copies of the critics; false: of the critics themselves
+    critic: Critic = Critic()  # kind of the critics: see the class
     num_critics: Few = 2  # number of Q networks
     target_critics: Few | None = None  # size of the random subset of critics in each target; null: all
     actor_q: Literal["min", "mean"] = "min"  # the policy's reduction over critics; targets always take the least value
     policy_every: Count = 1  # critic steps per step of the policy and the temperature
+    resets: Resets = Resets()  # new initial weights after every n updates: see the class
     learn_ent_coef: bool = True  # adapt ent_coef so that the entropy approaches target_entropy
     ent_coef: NonNegativeSchedule = 1.0  # temperature, the weight of the entropy; the initial value if it is learned
     # null: minus the number of action elements; Discrete: 0.98 of the greatest entropy of the allowed actions
     target_entropy: float | None = None
+    # instead: the entropy of independent normal numbers of this deviation, one per action element (arXiv:2604.04539)
+    target_sigma: Positive | None = None
     deterministic_backup: bool = False  # targets without the entropy of the next action
     # first updates in which only the critics learn, so that a pre-trained policy does not follow untrained critics
     policy_after: Amount = 0
@@ -89,12 +97,14 @@ class Config(Common):
     cql_temperature: Positive = 1.0  # temperature of the soft maximum over actions
     cql_target_gap: float | None = None  # target of soft maximum minus value for a learned cql_weight; null: fixed
     cql_max_q_backup: bool = False  # targets take the best of cql_actions next actions
-    exploration: OverDistributions = Stochastic()
+    exploration: OverGaussians = Stochastic()
 
     def validate(self) -> list[str]:
         errors: list[str] = []
         if self.target_critics is not None and self.target_critics > self.num_critics:
             errors.append(f"target_critics {self.target_critics} must be at most num_critics {self.num_critics}")
+        if self.target_entropy is not None and self.target_sigma is not None:
+            errors.append("target_entropy: expected it or target_sigma, got both: leave one of them out")
         if self.learn_ent_coef and (isinstance(self.ent_coef, tuple) or self.ent_coef <= 0):
             errors.append("learn_ent_coef starts from ent_coef, one number above 0: or set learn_ent_coef=false")
         if 0 < self.bc_updates <= self.policy_after:
@@ -102,7 +112,12 @@ class Config(Common):
                 f"bc_updates {self.bc_updates} must be more than policy_after {self.policy_after}, in which the policy "
                 "does not learn: raise it, or set one of them to 0"
             )
-        return errors + conservative.faults(self) + super().validate()
+        if self.cql_max_q_backup and self.critic.kind in ("quantiles", "c51"):
+            errors.append(
+                f"cql_max_q_backup: its targets are values, those of {self.critic.kind} are distributions: set it to "
+                "false, or critic.kind to mse or hl_gauss"
+            )
+        return errors + self.critic.validate() + conservative.faults(self) + super().validate()
 
 
 def policy_network(observer: Observer, network: NetworkConfig) -> critics.PolicyHeads:
@@ -128,7 +143,8 @@ def init(cfg: Config, agent: Agent, key: Key) -> State:
         params["log_ent_coef"] = jnp.log(schedules.value(cfg.ent_coef, 0))
     if cfg.conservative:
         params |= conservative.initial_params(cfg)
-    target, metrics = {"critic": params["critic"]}, {"loss/policy": jnp.zeros(()), "policy/entropy": jnp.zeros(())}
+    metrics = {"loss/policy": jnp.zeros(()), "policy/entropy": jnp.zeros(())}
+    target = {"critic": params["critic"]} if cfg.target_networks else ()
     return agents.begin(cfg, agent, key, params, target_params=target, by_part=True, policy_metrics=metrics)
 
 
@@ -139,52 +155,66 @@ def ent_coef_at(cfg: Config, state: State) -> Array:
     return schedules.value(cfg.ent_coef, state.env_steps)
 
 
-def under_policy(
-    agent: Agent,
-    dist: Any,
-    critic_params: PyTree,
-    obs: PyTree,
-    noise: Any,
-    over: Callable,
-    burn_in: int,
-    key: Key | None = None,
-) -> tuple[Any, Any]:
+def under_policy(dist: Any, noise: Any, over: Callable, values: Callable[..., Array]) -> tuple[Any, Any]:
     """Returns Q and log pi [N] of a sampled action, or exact expectations for Discrete actions; [N, L] of Windows.
 
     Args:
       dist: the policy's distributions at `obs`, see `critics.policy_output`.
       noise: standard normal numbers for the sample; None for Discrete actions.
       over: reduction of the critics' values [C, ...] along axis 0, such as jnp.min.
-      burn_in: rows of a Window that only restore the memory.
-      key: key of the critics' dropout; None: no dropout.
+      values: (action) -> the critics' values [C, N, ...]; () -> those of all Discrete actions.
     """
-    critic = agent.net.critic
-    obs = critics.critics_read(critic, critic_params, obs, burn_in)
     if isinstance(dist, distributions.Categorical):
         # actions that are not allowed have probability exactly 0; all other numbers are finite
         log_prob = jax.nn.log_softmax(dist.logits)
         prob = jnp.exp(log_prob)
-        q = over(critic.apply(critic_params, obs, key=key), 0)
+        q = over(values(), 0)
         return jnp.sum(prob * q, -1), jnp.sum(prob * log_prob, -1)
     action, log_prob = dist.from_noise(noise)
-    return over(critic.apply(critic_params, obs, action, key=key), 0), log_prob
+    return over(values(action), 0), log_prob
+
+
+def value_target(cfg: Config, state: State, batch: Batch, q: Array, log_prob: Array) -> Array:
+    """Returns reward + discount (q - ent_coef log_prob) [N], for `under_policy` at `next_obs`."""
+    soft = q if cfg.deterministic_backup else q - ent_coef_at(cfg, state) * log_prob
+    return batch.reward + batch.discount * critics.select_following(batch, soft)
+
+
+def distribution_target(
+    cfg: Config, agent: Agent, state: State, batch: Batch, dist: Any, noise: Any, outputs: Callable[..., Array]
+) -> Array:
+    """Returns targets [N, M] of the return's distribution, see `critics.distribution_target`.
+
+    Args:
+      dist, noise: as for `under_policy`.
+      outputs: (action) -> the critics' outputs [C, N, ..., K]; () -> those for all Discrete actions.
+    """
+    if isinstance(dist, distributions.Categorical):
+        log_prob = jax.nn.log_softmax(dist.logits)
+        policy, after = jnp.exp(log_prob), outputs()
+    else:
+        action, log_prob = dist.from_noise(noise)
+        log_prob, after = log_prob[..., None], jnp.expand_dims(outputs(action), -2)
+        policy = jnp.ones_like(log_prob)
+    bonus = jnp.zeros_like(log_prob) if cfg.deterministic_backup else -ent_coef_at(cfg, state) * log_prob
+    return critics.distribution_target(agent.net.head, batch, after, policy, bonus)
 
 
 def q_taken_and_gap(
     cfg: Config, agent: Agent, state: State, critic_params: PyTree, batch: Batch, *, key: Key | None = None
 ):
-    """Returns `q_taken`, and CQL's term with its metrics: (values, penalty [], metrics)."""
-    weight, space = conservative.weight_of(cfg, state.params), agent.spec.action
+    """Returns `q_taken`, and CQL's term with its metrics: (outputs, penalty [], metrics)."""
+    weight, space, mean = conservative.weight_of(cfg, state.params), agent.spec.action, agent.net.mean
     if isinstance(space, Discrete):
-        q = agent.net.critic.apply(critic_params, batch.obs, key=key)
-        values = select_taken(space, q, batch)
+        q = agent.net.critic.outputs(critic_params, batch.obs, key=key)
+        taken, q = select_taken(space, q, batch), mean(q)
         mask = agent.observer.mask(batch.obs)
         each = conservative.soft_maximum_over_actions(q, mask, cfg.cql_temperature)
         soft: Array = jnp.mean(batch.weight * each.sum(0))
     else:
-        values = q_taken(agent, critic_params, batch, key=key)
+        taken = q_taken(agent, critic_params, batch, key=key)
         soft = conservative.soft_maximum(agent, critic_params, batch, cfg.cql_temperature)
-    return values, *conservative.penalty(weight, soft, values, batch.weight)
+    return taken, *conservative.penalty(weight, soft, mean(taken), batch.weight)
 
 
 def target_entropy(cfg: Config, agent: Agent, batch: Batch) -> Any:
@@ -193,7 +223,10 @@ def target_entropy(cfg: Config, agent: Agent, batch: Batch) -> Any:
         return cfg.target_entropy
     space = agent.spec.action
     if isinstance(space, Box):
-        return -float(math.prod(space.shape))
+        size = math.prod(space.shape)
+        if cfg.target_sigma is None:
+            return -float(size)
+        return size * (0.5 * math.log(2.0 * math.pi * math.e) + jnp.log(cfg.target_sigma))
     assert isinstance(space, Discrete)
     mask = agent.observer.mask(batch.obs)
     if mask is None:
@@ -217,12 +250,12 @@ def critic_step(
       State, metrics, and priority [N].
     """
     space, there = agent.spec.action, None
-    taken = functools.partial(q_taken, agent, key=drops[1])
-    target_critic = state.target_params["critic"]
+    taken: Callable[..., Any] = functools.partial(q_taken, agent, key=drops[1])
+    params, burn_in, some = state.params["critic"], critics.burn_in(batch), lambda x: x
     if cfg.target_critics is not None:
-        some = random.permutation(key, cfg.num_critics)[: cfg.target_critics]
-        target_critic = jax.tree.map(lambda x: x[some], target_critic)
-    params, burn_in = state.params["critic"], critics.burn_in(batch)
+        index = random.permutation(key, cfg.num_critics)[: cfg.target_critics]
+        some = lambda x: x[index]
+    target_critic = jax.tree.map(some, state.target_params["critic"] if cfg.target_networks else params)
     actor = functools.partial(critics.policy_output, agent, state.params["actor"])
     dist = actor(batch.next_obs, burn_in)
     if cfg.conservative:
@@ -232,15 +265,25 @@ def critic_step(
             there = conservative.sampled(dist, cfg.cql_actions, there_key, agent.axis_name)
             here = conservative.before(batch, dist) or actor(batch.obs, burn_in)
             batch = conservative.with_samples(cfg, agent, batch, here, there, here_key)
-    if cfg.cql_max_q_backup and there is not None:
-        q, log_prob = conservative.best(agent, target_critic, batch.next_obs, there, burn_in)
+    if critics.is_joint(cfg, agent):
+        batch = critics.with_next_action(batch, None if noise is None else dist.from_noise(noise)[0])
+        taken = lambda params, batch: critics.joint_outputs(agent, params, batch, key=drops[1])[0]
+        after = lambda *action: some(critics.joint_outputs(agent, params, batch, key=drops[1])[1])
     else:
-        q, log_prob = under_policy(agent, dist, target_critic, batch.next_obs, noise, jnp.min, burn_in, drops[0])
-    soft = q if cfg.deterministic_backup else q - ent_coef_at(cfg, state) * log_prob
-    target = batch.reward + batch.discount * critics.select_following(batch, soft)
+        critic = agent.net.critic
+        read = lambda: critics.critics_read(critic, target_critic, batch.next_obs, burn_in)
+        after = lambda *action: critic.outputs(target_critic, read(), *action, key=drops[0])
+    if cfg.cql_max_q_backup and there is not None:
+        best = conservative.best(agent, target_critic, batch.next_obs, there, burn_in)
+        target = value_target(cfg, state, batch, *best)
+    elif agent.net.has_distribution:
+        target = distribution_target(cfg, agent, state, batch, dist, noise, after)
+    else:
+        values = lambda *action: agent.net.mean(after(*action))
+        target = value_target(cfg, state, batch, *under_policy(dist, noise, jnp.min, values))
     batch = replace(batch, obs=critics.critics_read(agent.net.critic, params, batch.obs, burn_in))
     gradient, metrics, priority = critics.td_gradient(
-        taken, params, batch, target, agent.axis_name, loss=agent.loss, net=agent.net.critic
+        taken, params, batch, target, agent.axis_name, loss=agent.loss, net=agent.net.critic, head=agent.net.head
     )
     state = critics.descend(cfg, agent, state, "critic", cfg.lr, gradient)
     if cfg.conservative:
@@ -258,11 +301,13 @@ def policy_step(cfg: Config, agent: Agent, state: State, batch: Batch, noise: An
     ent_coef, burn_in = ent_coef_at(cfg, state), critics.burn_in(batch)
     over = jnp.mean if cfg.actor_q == "mean" else jnp.min
     mean = lambda x: jnp.mean(batch.weight * x)
+    critic, params = agent.net.critic, state.params["critic"]
 
     def policy_loss(actor_params):
         learning = {"key": key, **agents.batch_rows(agent, batch.weight)}
         dist = critics.policy_output(agent, actor_params, batch.obs, burn_in, **learning)
-        q, log_prob = under_policy(agent, dist, state.params["critic"], batch.obs, noise, over, burn_in, key)
+        obs = critics.critics_read(critic, params, batch.obs, burn_in)
+        q, log_prob = under_policy(dist, noise, over, functools.partial(critic.apply, params, obs, key=key))
         if cfg.bc_updates:
             q = jnp.where(state.updates <= cfg.bc_updates, dist.log_prob(batch.action), q)
         return mean(ent_coef * log_prob - q), (mean(log_prob), mean(log_prob + target_entropy(cfg, agent, batch)))
@@ -289,8 +334,10 @@ def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch
     state = replace(state, updates=state.updates + 1)
     improve = lambda state: policy_step(cfg, agent, state, batch, noise[1], policy_drop)
     state = parts.every(cfg.policy_every, state, lambda state: parts.after(cfg.policy_after, state, improve))
-    target = parts.moved(state.target_params["critic"], state.params["critic"], cfg.tau)
-    state = replace(state, target_params={"critic": target})
+    if cfg.target_networks:
+        target = parts.moved(state.target_params["critic"], state.params["critic"], cfg.tau)
+        state = replace(state, target_params={"critic": target})
+    state = critics.reset(cfg, agent, state, key, init)
     metrics |= state.own["policy_metrics"]
     metrics |= {"policy/ent_coef": ent_coef_at(cfg, state), "train/lr": schedules.value(cfg.lr, state.env_steps)}
     return state, UpdateAux(metrics, priority)
@@ -314,6 +361,8 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
     """
     network = parts.with_default_init(network, DEFAULT_NETWORK)
     conservative.check(cfg, spec.action)
+    if cfg.target_sigma is not None and not isinstance(spec.action, Box):
+        raise InputError(f"algo.target_sigma: expected a Box of actions, got {spec.action}: set algo.target_entropy")
     agent = critics.make_agent(
         cfg,
         spec,
@@ -321,6 +370,7 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
         policy_network,
         kind="distribution",
         num_critics=cfg.num_critics,
+        head=critic_heads.make(cfg.critic),
         **options,
     )
     return critics.make_algo(cfg, agent, init=init, update=update, ingest=agents.ingest, outputs=outputs)

@@ -26,6 +26,7 @@ with all rows.
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, Unpack
 
@@ -34,9 +35,10 @@ import jax.numpy as jnp
 
 from jrl import networks as nets
 from jrl.algos import agent as agents
-from jrl.algos import critics, parameter_noise, parts
+from jrl.algos import critic_heads, critics, parameter_noise, parts
 from jrl.algos.agent import Agent, Common, MakeOptions, State
-from jrl.algos.critics import q_taken
+from jrl.algos.critic_heads import Critic
+from jrl.algos.critics import Resets, q_taken
 from jrl.algos.exploration import Gaussian, OverActions
 from jrl.algos.observer import Observer
 from jrl.fields.bounds import Amount, Count, Few, NonNegative, NonNegativeSchedule, Positive, Share
@@ -73,10 +75,13 @@ class Config(Common):
 
     actor_lr: NonNegativeSchedule | None = None  # step size of the policy; null: lr
     tau: Share = 0.005  # step size of the target networks, with each step of the policy
+    target_networks: bool = True  # targets of slow copies of the networks; false: of the networks themselves
+    critic: Critic = Critic()  # kind of the critics: see the class
     num_critics: Few = 2  # number of Q networks; targets take the least of their values; 1: DDPG
     policy_every: Count = 2  # critic steps per step of the policy and the target networks; 1: DDPG
     target_noise: NonNegative = 0.2  # deviation of the noise on the target policy's actions; 0: DDPG
     target_noise_clip: NonNegative = 0.5  # bound of the target noise
+    resets: Resets = Resets()  # new initial weights after every n updates: see the class
     # first updates in which only the critics learn, so that a pre-trained policy does not follow untrained critics
     policy_after: Amount = 0
     bc_alpha: Positive | None = None  # TD3+BC: weight of the critics relative to the data's actions; null: off
@@ -97,7 +102,7 @@ class Config(Common):
                 "bc_alpha and actor_bc both hold the policy to the actions of the data: set bc_alpha (TD3+BC) or "
                 "actor_bc (ReBRAC), and the other to null"
             )
-        return errors + super().validate()
+        return errors + self.critic.validate() + super().validate()
 
 
 def policy_network(observer: Observer, network: NetworkConfig) -> critics.PolicyHeads:
@@ -116,22 +121,36 @@ def policy_network(observer: Observer, network: NetworkConfig) -> critics.Policy
 def init(cfg: Config, agent: Agent, key: Key) -> State:
     """Returns the initial State: copies of policy and critics as targets; `own` has the policy's latest loss."""
     params = critics.initial_params(agent, key)
-    return agents.begin(cfg, agent, key, params, target_params=params, by_part=True, policy_loss=jnp.zeros(()))
+    target = params if cfg.target_networks else ()
+    return agents.begin(cfg, agent, key, params, target_params=target, by_part=True, policy_loss=jnp.zeros(()))
 
 
-def target_of(cfg: Config, agent: Agent, state: State, batch: Batch, key: Key, drop: Key | None) -> Array:
-    """Returns reward + discount min Q'(next_obs, pi'(next_obs) + clipped noise) [N] (arXiv:1802.09477, alg. 1).
+def next_action(cfg: Config, agent: Agent, params: PyTree, batch: Batch, key: Key) -> Array:
+    """Returns pi'(next_obs) + clipped noise [N, *] (arXiv:1802.09477, alg. 1).
 
     Args:
+      params: parameters of the target policy.
       key: key of the noise.
-      drop: key of the critics' dropout; None: no dropout.
     """
-    critic, params, burn_in = agent.net.critic, state.target_params["critic"], critics.burn_in(batch)
-    action = critics.policy_output(agent, state.target_params["actor"], batch.next_obs, burn_in)
+    action = critics.policy_output(agent, params, batch.next_obs, critics.burn_in(batch))
     drawn = cfg.target_noise * critics.noise(key, action.shape[0], action.shape[1:], agent.axis_name)
-    action = jnp.clip(action + jnp.clip(drawn, -cfg.target_noise_clip, cfg.target_noise_clip), -1.0, 1.0)
-    q = critic.apply(params, critics.critics_read(critic, params, batch.next_obs, burn_in), action, key=drop).min(0)
-    q = critics.select_following(batch, q)
+    return jnp.clip(action + jnp.clip(drawn, -cfg.target_noise_clip, cfg.target_noise_clip), -1.0, 1.0)
+
+
+def target_of(cfg: Config, agent: Agent, batch: Batch, outputs: Array, action: Array) -> Array:
+    """Returns reward + discount min Q'(next_obs, action) [N]; for critics of distributions [N, M].
+
+    Args:
+      outputs: [C, N, ...], outputs of the target critics.
+      action: [N, *], see `next_action`.
+    """
+    if agent.net.has_distribution:
+        if cfg.critic_bc is not None:
+            cost = cfg.critic_bc * next_distance(batch, action)
+            batch = replace(batch, reward=batch.reward - batch.discount * cost)
+        one = jnp.ones((*outputs.shape[1:-1], 1))  # there is one action, without a bonus
+        return critics.distribution_target(agent.net.head, batch, jnp.expand_dims(outputs, -2), one, 0.0 * one)
+    q = critics.select_following(batch, agent.net.mean(outputs).min(0))
     if cfg.critic_bc is not None:
         q -= cfg.critic_bc * next_distance(batch, action)
     return batch.reward + batch.discount * q
@@ -197,12 +216,14 @@ def policy_step(cfg: Config, agent: Agent, state: State, batch: Batch, key: Key 
     value, gradient = parts.pmean(jax.value_and_grad(policy_loss)(state.params["actor"]), agent.axis_name)
     lr: Any = cfg.lr if cfg.actor_lr is None else cfg.actor_lr
     state = critics.descend(cfg, agent, state, "actor", lr, gradient)
-    target_params = parts.moved(state.target_params, state.params, cfg.tau)
+    target_params = parts.moved(state.target_params, state.params, cfg.tau) if cfg.target_networks else ()
     return replace(state, target_params=target_params, own={**state.own, "policy_loss": value})
 
 
 def move_critic_targets(cfg: Config, state: State) -> State:
-    """Moves the critics' target networks; the policy's target network stays."""
+    """Moves the critics' target networks, if there are any; the policy's target network stays."""
+    if not cfg.target_networks:
+        return state
     target = parts.moved(state.target_params["critic"], state.params["critic"], cfg.tau)
     return replace(state, target_params={**state.target_params, "critic": target})
 
@@ -210,19 +231,30 @@ def move_critic_targets(cfg: Config, state: State) -> State:
 def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch, key: Key) -> tuple[State, UpdateAux]:
     """Makes one gradient step of the critics and, if it is due, of the policy."""
     batch = critics.read(cfg, agent, state, batch)
-    params = state.params["critic"]
-    obs = critics.critics_read(agent.net.critic, params, batch.obs, critics.burn_in(batch))
+    params, critic, burn_in = state.params["critic"], agent.net.critic, critics.burn_in(batch)
+    obs = critics.critics_read(critic, params, batch.obs, burn_in)
     target_drop, drop, policy_drop = agents.dropout_keys(agent, key, 3)
-    taken = functools.partial(q_taken, agent, key=drop)
-    target = target_of(cfg, agent, state, batch, key, target_drop)
+    taken: Callable[..., Any] = functools.partial(q_taken, agent, key=drop)
+    slow = state.target_params if cfg.target_networks else state.params
+    action = next_action(cfg, agent, slow["actor"], batch, key)
+    if critics.is_joint(cfg, agent):
+        batch = critics.with_next_action(batch, action)
+        taken = lambda params, batch: critics.joint_outputs(agent, params, batch, key=drop)[0]
+        after = critics.joint_outputs(agent, params, batch, key=drop)[1]
+    else:
+        next_obs = critics.critics_read(critic, slow["critic"], batch.next_obs, burn_in)
+        after = critic.outputs(slow["critic"], next_obs, action, key=target_drop)
+    target = target_of(cfg, agent, batch, after, action)
+    own = {"loss": agent.loss, "net": critic, "head": agent.net.head}
     gradient, metrics, priority = critics.td_gradient(
-        taken, params, replace(batch, obs=obs), target, agent.axis_name, loss=agent.loss, net=agent.net.critic
+        taken, params, replace(batch, obs=obs), target, agent.axis_name, **own
     )
     state = critics.descend(cfg, agent, state, "critic", cfg.lr, gradient)
     state = replace(state, updates=state.updates + 1)
     improve = lambda state: policy_step(cfg, agent, state, batch, policy_drop)
     wait = functools.partial(move_critic_targets, cfg)
     state = parts.every(cfg.policy_every, state, lambda state: parts.after(cfg.policy_after, state, improve, wait))
+    state = critics.reset(cfg, agent, state, key, init)
     metrics |= {"loss/policy": state.own["policy_loss"], "train/lr": schedules.value(cfg.lr, state.env_steps)}
     return state, UpdateAux(metrics | parameter_noise.metrics(cfg.exploration, state.own), priority)
 
@@ -249,6 +281,13 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
     """
     network = parts.with_default_init(network, DEFAULT_NETWORK)
     agent = critics.make_agent(
-        cfg, spec, network, policy_network, kind="action", num_critics=cfg.num_critics, **options
+        cfg,
+        spec,
+        network,
+        policy_network,
+        kind="action",
+        num_critics=cfg.num_critics,
+        head=critic_heads.make(cfg.critic),
+        **options,
     )
     return critics.make_algo(cfg, agent, init=init, update=update, ingest=ingest, outputs=outputs)

@@ -387,8 +387,8 @@ def _budget_fault(cfg: Any) -> str:
 
 def _critic_faults(cfg: Any) -> list[str]:
     network = cfg.network
-    own = network.critic_norm, network.critic_dropout, network.critic_hidden
-    if not network.value_inputs and own == (None, None, None):
+    own = network.critic_torso, network.critic_norm, network.critic_dropout, network.critic_hidden
+    if not network.value_inputs and own == (None,) * 4:
         return []
     from jrl import algos
 
@@ -396,7 +396,7 @@ def _critic_faults(cfg: Any) -> list[str]:
 
 
 def _regularization_faults(cfg: Any) -> list[str]:
-    if not (cfg.network.drops or cfg.network.has_statistics):
+    if not (cfg.network.drops or cfg.network.has_statistics or cfg.network.norm_after_activation):
         return []
     from jrl import algos
 
@@ -456,8 +456,10 @@ TABLE = (
     Row("network.encoders network.flatten", lambda c: c.network.encoders and c.network.flatten,
         "network.flatten makes one vector of an observation, without encoders: leave network.flatten or "
         "network.encoders out"),
-    Row("network.value_inputs network.critic_norm network.critic_dropout network.critic_hidden network.shared "
-        "algo.name", _critic_faults),
+    Row("network.value_inputs network.critic_torso network.critic_norm network.critic_dropout network.critic_hidden "
+        "network.shared algo.name", _critic_faults),
+    Row("network.torso network.critic_torso network.hidden network.critic_hidden network.norm network.critic_norm "
+        "network.dropout network.critic_dropout", lambda c: c.network.torso_faults()),
     Row("algo.teacher", lambda c: traits(c.algo).has_teacher and not c.algo.teacher,
         "algo.teacher: expected the run directory or checkpoint of a trained policy, got null: set it, e.g. "
         "algo.teacher=runs/teacher"),
@@ -470,8 +472,8 @@ TABLE = (
         },
         "{key}: {name} learns from a teacher, and {why}: leave it out",
     ),
-    Row("network.norm network.critic_norm network.dropout network.critic_dropout network.core.name algo.name",
-        _regularization_faults),
+    Row("network.norm network.critic_norm network.dropout network.critic_dropout network.torso network.critic_torso "
+        "network.core.name algo.name", _regularization_faults),
     Row("network.max_seq_len network.core.name",
         lambda c: c.network.max_seq_len is not None and not c.network.recurrent,
         "network.max_seq_len: expected a network with memory, got network.core none: set network.core.name to lstm, "

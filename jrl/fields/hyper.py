@@ -73,6 +73,8 @@ Core = NoCore | Lstm | Gru | Gtrxl | Lru
 
 
 Norm = Literal["none", "layer", "batch_renorm"]
+DenseTorso = Literal["mlp", "simba", "simba_v2", "bro", "flash"]
+RESIDUAL = ("simba", "simba_v2", "bro", "flash")  # torsos of residual blocks
 Dropout = Annotated[float, Interval(ge=0, lt=1)]
 
 
@@ -85,8 +87,10 @@ class NetworkConfig:
     """
 
     # auto, mlp: dense layers, after a CNN for each image; nature_cnn, impala, small_cnn: this CNN;
-    # package.module:name: your own torso (docs/networks.md)
+    # simba, simba_v2, bro, flash: residual blocks, one for each width of hidden; package.module:name: your own torso
+    # (docs/networks.md)
     torso: Name = "auto"
+    critic_torso: DenseTorso | None = None  # torso of critics and value networks; null: as torso
     torso_options: dict[str, Any] = NO_OPTIONS  # keyword arguments of your own torso
     hidden: Widths = (64, 64)  # widths of the dense layers, first to last
     critic_hidden: Widths | None = None  # widths for critics and value networks; null: as hidden
@@ -99,7 +103,9 @@ class NetworkConfig:
     # initial weights. orthogonal; lecun: normal, variance 1 / inputs, flax's default; uniform: in +-1 / sqrt(inputs),
     # biases too, torch's default; null: the algorithm's own, see the table of docs/networks.md
     init: Literal["orthogonal", "lecun", "uniform"] | None = None
+    unit_weights: bool = False  # keep the weights of each output of the dense layers at norm 1 (arXiv:2502.07523)
     norm: Norm = "none"  # normalisation of each dense layer's output; batch_renorm: arXiv:1702.03275
+    norm_after_activation: bool = False  # batch_renorm of the inputs and activations of dense layers, as in CrossQ
     critic_norm: Norm | None = None  # norm of critics and value networks; null: as norm
     dropout: Dropout = 0.0  # share of each dense layer's outputs that learning sets to 0; acting uses all of them
     critic_dropout: Dropout | None = None  # dropout of critics and value networks; null: as dropout
@@ -133,17 +139,23 @@ class NetworkConfig:
     @property
     def has_statistics(self) -> bool:
         """Returns whether a network has running statistics."""
-        return "batch_renorm" in (self.norm, self.critic_norm)
+        return "batch_renorm" in (self.norm, self.critic_norm) or "flash" in (self.torso, self.critic_torso)
+
+    @property
+    def has_unit_weights(self) -> bool:
+        """Returns whether a network has weights that stay at norm 1."""
+        return self.unit_weights or not {"simba_v2", "flash"}.isdisjoint((self.torso, self.critic_torso))
 
     def of_critics(self) -> "NetworkConfig":
         """Returns the section for critics and value networks."""
-        own = {name: getattr(self, f"critic_{name}") for name in ("hidden", "norm", "dropout")}
+        own = {name: getattr(self, f"critic_{name}") for name in ("torso", "hidden", "norm", "dropout")}
         return dataclasses.replace(self, **{name: value for name, value in own.items() if value is not None})
 
     def sharing_faults(self) -> list[str]:
         """Returns a message for each key that needs a separate torso for the value but has a shared torso."""
         fixes = {
             "value_inputs": "leave network.value_inputs out: a shared torso would let the policy read them",
+            "critic_torso": "network.torso for both",
             "critic_norm": "network.norm for both",
             "critic_dropout": "network.dropout for both",
             "critic_hidden": "leave network.critic_hidden out: network.hidden has the widths of both",
@@ -154,3 +166,27 @@ class NetworkConfig:
             for key, fix in fixes.items()
             if self.shared and getattr(self, key) != getattr(NetworkConfig, key)  # the default
         ]
+
+    def torso_faults(self) -> list[str]:
+        """Returns a message for each key that does not fit residual blocks or `critic_torso`."""
+        errors: list[str] = []
+        if self.critic_torso is not None and self.torso not in ("auto", "mlp", *RESIDUAL):
+            errors.append(
+                f"network.critic_torso: expected network.torso auto, mlp, {', '.join(RESIDUAL)}, got {self.torso}: "
+                "leave network.critic_torso out"
+            )
+        for key, own in (("network.", self), ("network.critic_", self.of_critics())):
+            if own.torso not in RESIDUAL or (own is not self and own == self):
+                continue
+            if len(set(own.hidden)) != 1:
+                errors.append(
+                    f"{key}hidden: expected one width, repeated for each block of {own.torso}, got {list(own.hidden)}: "
+                    f"set for example {key}hidden=[128, 128]"
+                )
+            if own.norm != "none":
+                errors.append(f"{key}norm: expected none, as {own.torso} has its own, got {own.norm}: set it to none")
+            if own.norm_after_activation:
+                errors.append(f"network.norm_after_activation: {own.torso} has its own normalisation: set it to false")
+            if own.dropout:
+                errors.append(f"{key}dropout: expected 0, as {own.torso} has none, got {own.dropout}: set it to 0")
+        return errors

@@ -11,7 +11,7 @@ single observations:
     logits, value = net.apply(params, window)                           # window.obs [N, L, *] -> [N, L, 4], [N, L, 1]
 """
 
-import math
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,21 +22,22 @@ import jax.numpy as jnp
 
 from jrl import spaces
 from jrl.errors import did_you_mean
-from jrl.fields.hyper import NetworkConfig, Options
+from jrl.fields.hyper import RESIDUAL, NetworkConfig, Options
 from jrl.networks.dense import Dense
 from jrl.networks.encoders import (
-    ACTIVATIONS,
     CNNS,
     DENSE,
     Encoders,
-    Mlp,
+    activated,
     choose,
     cnn,
     default,
+    dense_options,
     flattened,
     is_custom,
     is_image,
-    regularized,
+    last_layer,
+    layers,
     single,
     to_float,
 )
@@ -117,7 +118,7 @@ def features(module: nn.Module, cfg: NetworkConfig, space: Space, x: PyTree, nam
     leaf = single(space, cfg)
     is_complete = is_custom(cfg) or (leaf is not None and default(leaf, cfg) in CNNS)
     x = encoded(module, cfg, space, x, name, valid)
-    return x if is_complete else Mlp(cfg, name=name)(x, valid=valid)
+    return x if is_complete else layers(cfg, name)(x, valid=valid)
 
 
 def with_core(cfg: NetworkConfig, module: nn.Module, x: Array, name: str, carry: PyTree, reset: Any):
@@ -188,11 +189,12 @@ class _Towers(nn.Module):
                 continue
             y, own = made[tower], self.cfg.of_critics() if head.privileged else self.cfg
             for layer, width in enumerate(self.cfg.head_hidden):
-                dense = self._dense(head, width, math.sqrt(2), f"{name}_hidden_{layer}", self.cfg.dtype)
+                hidden = functools.partial(Dense, width, **dense_options(own))
+                dense = self._dense(head, width, f"{name}_hidden_{layer}", self.cfg.dtype, hidden)
                 y = dense(y, None if keys is None else keys[i, layer])
-                y = ACTIVATIONS[own.activation](regularized(self, own, y, valid, f"{name}_norm_{layer}"))
-            # float32, because bfloat16 would round a value of 300 to steps of 2
-            dense = self._dense(head, head.size, head.scale, f"{name}_head", jnp.float32)
+                y = activated(self, own, y, valid, f"{name}_norm_{layer}")
+            last = functools.partial(last_layer, own, head.size, scale=head.scale)
+            dense = self._dense(head, head.size, f"{name}_head", jnp.float32, last)
             outputs[name] = dense(y, None if keys is None else keys[i, -1])
         return tuple(outputs[name] for name in names), after
 
@@ -203,13 +205,13 @@ class _Towers(nn.Module):
         space, cfg = unprivileged(self.space, self.cfg)
         return cfg, space, read(cfg, space, spaces.remove_parts(self.space, self.cfg.value_inputs, obs))
 
-    def _dense(self, head, features, scale, name, dtype):
-        """Returns a layer of a head as a function (x, key or None) -> y of `dtype`."""
+    def _dense(self, head, features, name, dtype, make):
+        """Returns a layer of a head as a function (x, key or None) -> y of `dtype`; `make` makes it without noise."""
         if head.noise is not None:
             from jrl.networks.noisy import NoisyDense
 
             return NoisyDense(features, head.noise, dtype, name=name)
-        dense = Dense(features, dtype=dtype, weights=self.cfg.init, scale=scale, name=name)
+        dense = make(name=name)
         return lambda x, key: dense(x)
 
 
@@ -220,7 +222,7 @@ def check(space: Space, cfg: NetworkConfig) -> None:
         from jrl.networks import cores
 
         errors += cores.faults(cfg.core)
-    errors += _value_input_faults(space, cfg)
+    errors += _value_input_faults(space, cfg) + cfg.torso_faults()
     if cfg.torso_options and not is_custom(cfg):
         errors.append(
             f"network.torso_options: {cfg.torso} takes no options, only a torso of your own does: leave them out"
@@ -236,6 +238,12 @@ def check(space: Space, cfg: NetworkConfig) -> None:
         )
     elif cfg.torso in CNNS and not cfg.flatten and not any(is_image(leaf) for _, leaf in spaces.leaves(space)):
         errors.append(f"network.torso {cfg.torso} needs image observations of 3 axes, not {space}: use mlp")
+    leaf = single(space, cfg)
+    if {cfg.torso, cfg.critic_torso} & set(RESIDUAL) and leaf is not None and default(leaf, cfg) in CNNS:
+        errors.append(
+            "network.torso: residual blocks need a vector before them, and the observation is one image: set "
+            'network.encoders={"": nature_cnn}, or network.flatten=true'
+        )
     if errors:
         raise InputError(*errors)
     choose(space, cfg)

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 
 from jrl import spaces
 from jrl.networks import Head, NetworkConfig, build, check, encoded, read, start_of_core, with_core
-from jrl.networks.dense import Dense
-from jrl.networks.encoders import Mlp, is_image
+from jrl.networks.encoders import is_image, last_layer, layers
 from jrl.types import Array, Box, Discrete, EnvSpec, Key, PyTree, Space, Window, element
 
 
@@ -23,6 +22,8 @@ class Critics(NamedTuple):
     # With a core (params, Window [N, L] of carry [C, N, ...], action [N, L, *]) -> [C, N, L], or [C, N, L, A].
     # key=None draws dropout, another for each critic; valid=None [N]: see `networks.Network`
     apply: Callable[..., Array]
+    # as `apply`, before `Atoms.mean`: [C, N, atoms], or [C, N, A, atoms]; without atoms it is `apply`
+    outputs: Callable[..., Array]
     # as `apply`, for K actions per observation, [N, K, *] or [N, L, K, *]: [C, N, K] or [C, N, L, K]. The layers that
     # read only the observation run once. For Discrete actions it is `apply`
     apply_each: Callable[..., Array]
@@ -32,29 +33,38 @@ class Critics(NamedTuple):
     unroll: Callable[[PyTree, Window], tuple[None, PyTree]]
 
 
+class Atoms(NamedTuple):
+    """Several outputs of a critic for an action, such as quantiles of the return."""
+
+    size: int
+    mean: Callable[[Array], Array]  # outputs [..., size] -> value [...]
+
+
 class _Critic(nn.Module):
     """Dense layers over observation features and action."""
 
     space: Space
     action: Box
     cfg: NetworkConfig
+    size: int
 
     @nn.compact
     def __call__(self, obs, action, carry=None, reset=None, each=False, valid=None):
-        """Returns (value [rows, 1], state); (None, state) without an action; [rows * K, 1] for `each` of K actions."""
+        """Returns (outputs [rows, size], state); (None, state) without an action; [rows * K, size] for `each` of K."""
         x = encoded(self, self.cfg, self.space, read(self.cfg, self.space, obs), "torso", valid)
         if carry is not None:
             x, carry = with_core(self.cfg, self, x, "core", carry, reset)
         if action is None:
             return None, carry
-        rows, layers, head = x.shape[0], Mlp(self.cfg, name="layers"), Dense(1, weights=self.cfg.init, name="head")
+        rows, dense = x.shape[0], layers(self.cfg, "layers")
+        head = last_layer(self.cfg, self.size, "head")
         if not each:
-            return head(layers(jnp.concatenate([x, action.reshape(rows, -1)], -1), valid=valid)), carry
+            return head(dense(jnp.concatenate([x, action.reshape(rows, -1)], -1), valid=valid)), carry
         action = action.reshape(rows, -1, math.prod(self.action.shape))
-        return head(layers(x, action)) if self.cfg.hidden else head(x, action), carry
+        return head(dense(x, action)) if self.cfg.hidden else head(x, action), carry
 
 
-def build_critics(spec: EnvSpec, cfg: NetworkConfig, num_critics: int) -> Critics:
+def build_critics(spec: EnvSpec, cfg: NetworkConfig, num_critics: int, atoms: Atoms | None = None) -> Critics:
     """Builds `num_critics` action-value networks.
 
     For Discrete actions each critic is `networks.build` with one output per action. Otherwise the action is
@@ -70,13 +80,14 @@ def build_critics(spec: EnvSpec, cfg: NetworkConfig, num_critics: int) -> Critic
       spec: environment's spaces.
       cfg: encoders, widths, activation, core; `shared` is ignored.
       num_critics: C, at least 1.
+      atoms: outputs for each action; None: one, the value.
     Returns:
       Critics.
     Raises:
       InputError: the network does not fit the observation space.
     """
     space, action = spaces.without_mask(spec.observation), spec.action
-    start = start_of_core(cfg)
+    start, size = start_of_core(cfg), 1 if atoms is None else atoms.size
 
     def stacked(init: Callable[[Key], PyTree]) -> Callable[[Key], PyTree]:
         return lambda key: jax.vmap(init)(jax.random.split(key, num_critics))
@@ -90,19 +101,25 @@ def build_critics(spec: EnvSpec, cfg: NetworkConfig, num_critics: int) -> Critic
         return None if key is None else jax.random.split(key, jax.tree.leaves(params)[0].shape[0])
 
     if isinstance(action, Discrete):
-        network = build(spec, cfg, {"value": Head(action.n, privileged=True)})
+        network = build(spec, cfg, {"value": Head(action.n * size, privileged=True)})
 
         def each(fn, params, obs, key=None):
             axes: Any = Window(None, 0, None)  # type: ignore[arg-type]  # axes, where types say arrays
             return jax.vmap(fn, (0, axes if isinstance(obs, Window) else None, 0))(params, obs, keys(params, key))
 
+        def outputs_all(params, obs, *, key=None, valid=None):
+            q = each(lambda p, obs, key: network.apply(p, obs, "value", key=key, valid=valid)[0], params, obs, key)
+            return q if atoms is None else q.reshape(*q.shape[:-1], action.n, size)
+
         def apply_all(params, obs, *, key=None, valid=None):
-            return each(lambda p, obs, key: network.apply(p, obs, "value", key=key, valid=valid)[0], params, obs, key)
+            q = outputs_all(params, obs, key=key, valid=valid)
+            return q if atoms is None else atoms.mean(q)
 
         unroll = lambda params, window: each(lambda p, w, _: network.unroll(p, w, "value")[1], params, window)
         return Critics(
             init=stacked(network.init),
             apply=apply_all,
+            outputs=outputs_all,
             apply_each=apply_all,
             carry=lambda params, batch_size: repeated(params, network.carry(batch_size)),
             unroll=lambda params, window: (None, unroll(params, window)),
@@ -110,7 +127,7 @@ def build_critics(spec: EnvSpec, cfg: NetworkConfig, num_critics: int) -> Critic
 
     check(space, cfg)
     assert isinstance(action, Box)
-    module = _Critic(space, action, cfg.of_critics())
+    module = _Critic(space, action, cfg.of_critics(), size)
     image = any(is_image(leaf) for _, leaf in spaces.leaves(space))
 
     def init(key: Key) -> PyTree:
@@ -130,17 +147,24 @@ def build_critics(spec: EnvSpec, cfg: NetworkConfig, num_critics: int) -> Critic
 
         return jax.vmap(one, (0, axis, 0, 0, 0))(params, inputs, repeated(params, action), carry, keys(params, key))
 
+    def outputs(params: PyTree, obs, action, *, key=None, valid=None) -> Array:
+        q = run(params, obs, action, key=key, valid=valid)[0]
+        q = q[..., 0] if atoms is None else q
+        return q.reshape(q.shape[0], *obs.reset.shape, *q.shape[2:]) if isinstance(obs, Window) else q
+
     def apply(params: PyTree, obs, action, *, key=None, valid=None) -> Array:
-        q = run(params, obs, action, key=key, valid=valid)[0][..., 0]
-        return q.reshape(q.shape[0], *obs.reset.shape) if isinstance(obs, Window) else q
+        q = outputs(params, obs, action, key=key, valid=valid)
+        return q if atoms is None else atoms.mean(q)
 
     def apply_each(params: PyTree, obs, actions) -> Array:
         q = run(params, obs, actions, True)[0]
+        q = q if atoms is None else atoms.mean(q)
         return q.reshape(q.shape[0], *actions.shape[: actions.ndim - len(action.shape)])
 
     return Critics(
         init=stacked(init),
         apply=apply,
+        outputs=outputs,
         apply_each=apply_each,
         carry=lambda params, batch_size: () if start is None else repeated(params, start(batch_size)),
         unroll=lambda params, window: run(params, window, None),

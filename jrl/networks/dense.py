@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from flax.errors import ScopeParamShapeError
 
 from jrl.ops import random
-from jrl.types import Array, Key
+from jrl.types import Array, Key, PyTree
 
 Init = Callable[..., Array]  # (key, shape, dtype) -> array
 
@@ -61,13 +61,15 @@ def kernel_init(name: str | None, scale: float, shape: tuple[int, ...]) -> Init:
     """Returns the initializer of a kernel.
 
     Args:
-      name: name of `NetworkConfig.init`; None: orthogonal.
+      name: name of `NetworkConfig.init`, or he: normal, variance 2 / inputs; None: orthogonal.
       scale: gain of orthogonal kernels.
       shape: shape of the kernel, output last; fan_in is the product of the other axes.
     """
     match name:
         case "lecun":
             return nn.initializers.lecun_normal()
+        case "he":
+            return nn.initializers.he_normal()
         case "uniform":
             return uniform_init(math.prod(shape[:-1]))
     return orthogonal(scale)
@@ -95,6 +97,34 @@ def parameter(module: nn.Module, name: str, init: Init, shape: tuple[int, ...]) 
     return found
 
 
+# ---------------------------------------------------------------- weights of norm 1
+
+
+def unit(x: Array, axis: int = -1) -> Array:
+    """Returns `x` divided by its Euclidean norm along `axis`."""
+    return x / jnp.sqrt(jnp.maximum(jnp.sum(jnp.square(x), axis, keepdims=True), 1e-16))
+
+
+def unit_init(init: Init) -> Init:
+    """Returns an initializer of kernels [in, out] whose columns, the weights of one output each, have norm 1."""
+    return lambda key, shape, dtype=jnp.float32: unit(init(key, shape, dtype), -2)
+
+
+def with_unit_weights(params: PyTree) -> PyTree:
+    """Returns parameters whose arrays `unit_kernel`, [..., in, out], have columns of norm 1.
+
+    Columns whose norm is 1 up to rounding do not change, so a step of size 0 changes nothing.
+    """
+
+    def scaled(path, x):
+        if jax.tree_util.keystr(path[-1:], simple=True) != "unit_kernel":
+            return x
+        is_unit = jnp.abs(jnp.sum(jnp.square(x), -2, keepdims=True) - 1.0) < 1e-6
+        return jnp.where(is_unit, x, unit(x, -2))
+
+    return jax.tree.map_with_path(scaled, params)
+
+
 # ---------------------------------------------------------------- layers
 
 
@@ -120,12 +150,17 @@ linear.defvjp(_forward, _backward)
 
 
 class Dense(nn.Module):
-    """Dense layer for [N, in], with the parameters of flax's Dense: `kernel` [in, out] and `bias` [out]."""
+    """Dense layer for [N, in], with the parameters of flax's Dense: `kernel` [in, out] and `bias` [out].
+
+    `has_unit_weights`: the kernel is `unit_kernel`, whose columns keep the norm 1: see `with_unit_weights`.
+    """
 
     features: int
     dtype: Any = jnp.float32
     weights: str | None = None  # initial weights, see NetworkConfig.init
     scale: float = 1.0  # gain of orthogonal kernels
+    has_unit_weights: bool = False
+    has_bias: bool = True  # a layer without a bias takes no `beside`
 
     @nn.compact
     def __call__(self, x, beside=None):
@@ -134,7 +169,13 @@ class Dense(nn.Module):
         The product with x is computed once for all K.
         """
         shape = x.shape[-1] + (0 if beside is None else beside.shape[-1]), self.features
-        kernel: Any = parameter(self, "kernel", kernel_init(self.weights, self.scale, shape), shape)
+        init = kernel_init(self.weights, self.scale, shape)
+        if self.has_unit_weights:
+            kernel: Any = parameter(self, "unit_kernel", unit_init(init), shape)
+        else:
+            kernel = parameter(self, "kernel", init, shape)
+        if not self.has_bias:
+            return linear(x.astype(self.dtype), kernel.astype(self.dtype))
         bias: Any = parameter(self, "bias", bias_init(self.weights, shape), shape[-1:])
         x, kernel, bias = (a.astype(self.dtype) for a in (x, kernel, bias))
         if beside is None:

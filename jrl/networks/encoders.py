@@ -14,7 +14,7 @@ import numpy as np
 
 from jrl import registry, spaces
 from jrl.errors import did_you_mean
-from jrl.fields.hyper import NetworkConfig
+from jrl.fields.hyper import RESIDUAL, NetworkConfig
 from jrl.networks.dense import Dense, parameter
 from jrl.ops import random
 from jrl.types import Array, Box, Discrete, InputError, Leaf, MultiDiscrete, PyTree, Space
@@ -25,8 +25,15 @@ CNNS = {
     "impala": "jrl.networks.conv:ImpalaResNet",
     "small_cnn": "jrl.networks.conv:SmallCnn",
 }
+# torso of residual blocks -> its module, as for CNNS
+BLOCKS = {
+    "simba": "jrl.networks.residual:Simba",
+    "simba_v2": "jrl.networks.residual:SimbaV2",
+    "bro": "jrl.networks.residual:Bro",
+    "flash": "jrl.networks.residual:Flash",
+}
 ENCODERS = ("flat", "mlp", "embedding", "grid", *CNNS)
-DENSE = ("auto", "mlp")  # torsos that consist of the dense layers after the encoders
+DENSE = ("auto", "mlp", *RESIDUAL)  # torsos that consist of the layers after the encoders
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "tanh": jnp.tanh,
     "relu": nn.relu,
@@ -39,6 +46,10 @@ _GAIN = math.sqrt(2)  # gain before an activation that halves the variance
 
 def layer_options(cfg: NetworkConfig) -> dict[str, Any]:
     return {"dtype": cfg.dtype, "weights": cfg.init, "scale": _GAIN}
+
+
+def dense_options(cfg: NetworkConfig) -> dict[str, Any]:
+    return {**layer_options(cfg), "has_unit_weights": cfg.unit_weights}
 
 
 NATURE_LEAST = 36  # height and width of the smallest image for nature_cnn
@@ -74,14 +85,22 @@ def to_float(space: Leaf, obs: Array, image_max: float = 255.0) -> Array:
     return jnp.moveaxis(x, 1, 3) if space.shape[0] < space.shape[2] else x
 
 
-def regularized(module: nn.Module, cfg: NetworkConfig, x: Array, valid: Array | None, name: str | None = None) -> Array:
-    """Returns a dense layer's output [N, F] after dropout and normalisation, the child `name` of `module`.
+def activated(module: nn.Module, cfg: NetworkConfig, x: Array, valid: Array | None, name: str | None = None) -> Array:
+    """Returns a dense layer's output [N, F] after dropout, normalisation (the child `name` of `module`) and activation.
 
     Dropout is on if `module` has the random stream "dropout"; `valid`: see `networks.Network`.
     """
     if cfg.dropout and module.has_rng("dropout"):
         keep = random.uniform(module.make_rng("dropout"), x.shape) >= cfg.dropout
         x = jnp.where(keep, x / (1.0 - cfg.dropout), 0.0)
+    activation = ACTIVATIONS[cfg.activation]
+    if cfg.norm_after_activation:
+        return normalized(cfg, activation(x), valid, name)
+    return activation(normalized(cfg, x, valid, name))
+
+
+def normalized(cfg: NetworkConfig, x: Array, valid: Array | None, name: str | None = None) -> Array:
+    """Returns x [N, F] after `cfg.norm`, the child `name` of the module that calls it."""
     if cfg.norm == "layer":
         return nn.LayerNorm(dtype=cfg.dtype, name=name)(x)
     if cfg.norm == "batch_renorm":
@@ -94,7 +113,8 @@ def regularized(module: nn.Module, cfg: NetworkConfig, x: Array, valid: Array | 
 class Mlp(nn.Module):
     """Dense layers of widths `hidden` (None: `cfg.hidden`), each followed by dropout, `cfg.norm` and the activation.
 
-    `beside` is a second input, see Dense; `valid`: see `networks.Network`.
+    With `cfg.norm_after_activation` the norm is after the activation, and the input has a norm, too. `beside` is a
+    second input, see Dense; `valid`: see `networks.Network`.
     """
 
     cfg: NetworkConfig
@@ -102,10 +122,26 @@ class Mlp(nn.Module):
 
     @nn.compact
     def __call__(self, x, beside=None, valid=None):
+        if self.cfg.norm_after_activation:
+            x = normalized(self.cfg, x, valid, "input_norm")
         for width in self.cfg.hidden if self.hidden is None else self.hidden:
-            x, beside = Dense(width, **layer_options(self.cfg))(x, beside), None
-            x = ACTIVATIONS[self.cfg.activation](regularized(self, self.cfg, x, valid))
+            x, beside = Dense(width, **dense_options(self.cfg))(x, beside), None
+            x = activated(self, self.cfg, x, valid)
         return x
+
+
+def layers(cfg: NetworkConfig, name: str) -> nn.Module:
+    """Returns the torso's layers of widths `cfg.hidden`, which are called as a Mlp."""
+    module = registry.load(BLOCKS[cfg.torso], "network.torso") if cfg.torso in RESIDUAL else Mlp
+    return module(cfg, name=name)
+
+
+def last_layer(cfg: NetworkConfig, size: int, name: str, scale: float = 1.0) -> nn.Module:
+    """Returns the layer from features to `size` outputs, with the gain `scale` of orthogonal kernels."""
+    if cfg.torso == "simba_v2":
+        return registry.load("jrl.networks.residual:UnitHead", "network.torso")(size, name=name)
+    # float32, because bfloat16 would round a value of 300 to steps of 2
+    return Dense(size, weights=cfg.init, scale=scale, has_unit_weights=cfg.torso == "flash", name=name)
 
 
 def cnn(name: str) -> type[nn.Module]:

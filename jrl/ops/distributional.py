@@ -1,9 +1,9 @@
-"""Return distributions: projection onto fixed atoms (C51) and quantile Huber loss (QR-DQN, IQN)."""
+"""Return distributions: projection onto fixed atoms (C51), quantile Huber loss (QR-DQN, IQN), histograms (HL-Gauss)."""
 
 import jax
 import jax.numpy as jnp
 
-__all__ = ["project", "quantile_huber"]
+__all__ = ["gaussian_histogram", "project", "quantile_huber"]
 
 
 def project(probs, atoms, *, low, high, num_atoms: int) -> jax.Array:
@@ -32,6 +32,31 @@ def project(probs, atoms, *, low, high, num_atoms: int) -> jax.Array:
     share = jnp.maximum(1.0 - jnp.abs(position[:, :, None] - grid[None, None]), 0.0)
     # einsum, because a sum takes four times as long on CPU
     return jnp.einsum("nmk,nm->nk", share, probs, precision="highest")
+
+
+def gaussian_histogram(value, *, low, high, num_bins: int, deviation=0.75) -> jax.Array:
+    """Returns the probability of each bin under a normal distribution around a value (arXiv:2403.03950, eq. 3.4).
+
+    The bins divide low .. high into equal parts. Mass outside of them is divided among the bins, and a value outside of
+    low .. high counts as the nearest bound.
+
+    Args:
+      value:     [N] f32.
+      low, high: scalars, low < high.
+      num_bins:  K, static.
+      deviation: positive scalar, standard deviation in widths of a bin.
+    Returns:
+      [N, K] f32; each row sums to 1.
+
+    >>> gaussian_histogram(jnp.array([0.5, 9.0]), low=0.0, high=1.0, num_bins=2, deviation=0.5).round(2)
+    Array([[0.5 , 0.5 ],
+           [0.05, 0.95]], dtype=float32)
+    """
+    width = (high - low) / num_bins
+    edges = low + width * jnp.arange(num_bins + 1, dtype=jnp.float32)
+    value = jnp.clip(value, low, high)[:, None]
+    below = jax.scipy.special.ndtr((edges[None] - value) / (deviation * width))
+    return jnp.diff(below) / (below[:, -1:] - below[:, :1])
 
 
 def quantile_huber(quantiles, target, levels=None, *, kappa=1.0) -> jax.Array:

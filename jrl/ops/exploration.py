@@ -19,6 +19,7 @@ __all__ = [
     "epsilon_kl",
     "epsilon_ladder",
     "gaussian",
+    "held_noise",
     "ladder_rung",
     "masked_argmax",
     "masked_logits",
@@ -160,6 +161,30 @@ def ornstein_uhlenbeck(noise, key, *, theta, sigma, dt) -> jax.Array:
       [B, *] f32, the noise of the next step.
     """
     return noise - theta * dt * noise + sigma * jnp.sqrt(dt) * random.normal(key, noise.shape)
+
+
+def held_noise(noise, left, key, *, exponent, longest: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the noise of the next step, and for how many steps after it this noise stays (arXiv:2604.04539).
+
+    New noise is standard normal. It stays for n steps with a probability proportional to n ** -exponent.
+
+    Args:
+      noise:    [B, *] f32, noise of the last step.
+      left:     [B] i32, steps that it still stays; 0: draws new noise, as at the start of an episode.
+      key:      PRNG key.
+      exponent: scalar, at least 0.
+      longest:  greatest n, at least 1.
+    Returns:
+      noise [B, *] f32 and left [B] i32.
+    """
+    noise_key, steps_key = jax.random.split(key)
+    weight = jnp.arange(1, longest + 1, dtype=jnp.float32) ** -exponent
+    share = jnp.cumsum(weight)[:-1] / weight.sum()  # probability of at most n steps
+    steps = 1 + jnp.sum(random.uniform(steps_key, left.shape)[:, None] >= share[None], -1, dtype=jnp.int32)
+    is_over = left == 0
+    new = random.normal(noise_key, noise.shape)
+    noise = jnp.where(jnp.expand_dims(is_over, tuple(range(1, noise.ndim))), new, noise)
+    return noise, jnp.where(is_over, steps, left) - 1
 
 
 def uniform_action(key, shape: tuple[int, ...], choices: int | tuple[int, ...] | None, mask=None) -> jax.Array:

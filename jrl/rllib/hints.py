@@ -25,7 +25,7 @@ _HINTS = [
     ("api jrl", "RecurrentPPO", "python -m jrl.train configs/ppo_lstm.yaml"),
     ("api jrl", "SimpleQ SimpleQConfig", "python -m jrl.train configs/dqn.yaml"),
     ("api jrl", "CRR CRRConfig", "MARWIL with weight='binary' has its filter, over returns, and IQL its critic"),
-    ("api jrl", "CrossQ HerReplayBuffer TQC", "docs/from-sb3.md has the nearest algorithm"),
+    ("api jrl", "CrossQ HerReplayBuffer", "docs/from-sb3.md has the nearest algorithm"),
     ("api jrl", "JsonReader JsonWriter OfflineData", "jrl.data.read(path) and jrl.data.Writer: docs/data.md"),
     ("api jrl", "MultiAgentEnv", "environments of several agents are not made by inheritance: docs/environments.md"),
     ("api jrl", "RLModule TorchModelV2 ModelCatalog", _MODULE),

@@ -329,7 +329,7 @@ GROUPS: dict[str, list[KeyRow]] = {
         row("use_h_function", "algo.value_rescaling", "R2D2: true by default"),
         row("h_function_epsilon", "", "0.001 in jrl, as in the paper"),
     ],
-    "SAC, TD3 and DDPG": [
+    "SAC, TQC, TD3 and DDPG": [
         row("critic_lr optimization.critic_learning_rate", "algo.lr"),
         row("actor_lr optimization.actor_learning_rate", "algo.actor_lr"),
         row("alpha_lr optimization.entropy_learning_rate", "algo.ent_coef_lr"),
@@ -337,6 +337,9 @@ GROUPS: dict[str, list[KeyRow]] = {
         row("target_entropy", "algo.target_entropy", "auto: null, jrl's default", ruled=True,
             unless={"auto: jrl's default is the same": lambda job, x: x == "auto"}),
         row("twin_q", "algo.num_critics", "true: 2, false: 1", to=lambda job, x: 2 if x else 1),
+        row("n_critics", "algo.num_critics", "TQC"),
+        row("n_quantiles", "algo.critic.atoms"),
+        row("top_quantiles_to_drop_per_net", "algo.critic.dropped_atoms"),
         row("policy_delay", "algo.policy_every"),
         row("smooth_target_policy", "algo.target_noise", "false: 0",
             to=lambda job, x: job.fields.get("target_noise") if x else 0.0, unless={"true: see algo.target_noise":
@@ -681,6 +684,10 @@ ALGORITHMS = {
         {"algo.double": True, "algo.dueling": True, "algo.value_rescaling": True, "replay.prioritized": True},
     ),
     "sac": AlgorithmRow("sac"),
+    "tqc": AlgorithmRow(
+        "sac", "with critic.kind quantiles, critic.dropped_atoms 2, actor_q mean, as in configs/tqc.yaml",
+        {"algo.critic.kind": "quantiles", "algo.critic.dropped_atoms": 2, "algo.actor_q": "mean"},
+    ),
     "rnnsac": AlgorithmRow("sac", "with network.core lstm"),
     "td3": AlgorithmRow("td3"),
     "ddpg": AlgorithmRow(

@@ -168,7 +168,7 @@ class Job:
     def put(self, key: str, ours: str, value: Any, note: str = "") -> None:
         """Sets a key of jrl and reports it, or reports why the key has no effect in the run."""
         section, _, name = ours.partition(".")
-        if section == "algo" and name != "name" and name not in self.fields:
+        if section == "algo" and name != "name" and name.partition(".")[0] not in self.fields:
             return self.drop(key, f"{self.algo} has no {name}")
         if section == "replay" and not self.has_samples:
             return self.drop(key, f"{self.algo} learns from each rollout once and keeps no replay")

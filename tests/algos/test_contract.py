@@ -19,6 +19,7 @@ from fakes import assert_close, assert_same, differ
 from jax.sharding import PartitionSpec as P
 
 from jrl import algos, config
+from jrl.algos.critic_heads import Critic
 from jrl.algos.exploration import EpsilonGreedy
 from jrl.fields import hyper
 from jrl.fields.data import Fresh, learns_from
@@ -126,6 +127,7 @@ NESTED = Dict((("motion", Box((3,))), ("at", Box((2,)))))
 MASKED = Dict((("action_mask", MultiBinary((3,))), ("x", Box((3,)))))
 PRIVILEGED = Dict((("x", Box((3,))), ("state", Box((2,)))))  # the critic alone reads the state
 CORES = {"gru": hyper.Gru(size=6), "lstm": hyper.Lstm(size=6)}
+C51, QUANTILES = Critic(kind="c51", atoms=7, value_range=(-3.0, 3.0)), Critic(kind="quantiles", atoms=5)
 # what may go wrong with memory and one of them alone
 OPTIONS = {
     "dqn": (
@@ -134,10 +136,10 @@ OPTIONS = {
         {"value_rescaling": True, "normalize_obs": True, "normalize_reward": True},
     ),
     "sac": (
-        {"policy_every": 2, "max_grad_norm": 1.0, "normalize_obs": True},
+        {"policy_every": 2, "max_grad_norm": 1.0, "normalize_obs": True, "critic": C51},
         {"num_critics": 3, "target_critics": 2, "conservative": True, "cql_actions": 2},
     ),
-    "td3": ({"policy_every": 1, "actor_bc": 0.5, "critic_bc": 0.2},),
+    "td3": ({"policy_every": 1, "actor_bc": 0.5, "critic_bc": 0.2, "critic": QUANTILES},),
     "marwil": ({"normalize_obs": True, "normalize_reward": True}, {"weight": "softmax"}, {"weight": "binary"}),
 }
 

@@ -19,6 +19,7 @@ from jrl.algos.exploration import (
     Custom,
     EpsilonGreedy,
     Gaussian,
+    HeldNoise,
     OrnsteinUhlenbeck,
     ParameterNoiseAction,
     ParameterNoiseQ,
@@ -163,6 +164,26 @@ def test_ornstein_uhlenbeck_noise_is_the_carry():
     reset = explorer.carry(3)
     step = lambda noise: np.asarray(sample(np.zeros((3, 2), np.float32), KEY, np.uint32(0), noise)[1])
     np.testing.assert_allclose(step(noises[-1]) - step(reset), 0.85 * np.asarray(noises[-1]), rtol=1e-4, atol=1e-6)
+
+
+def test_held_noise_stays_for_its_steps():
+    """20,000 environments: the noise of an action, and how long each noise stays, next to n ** -2."""
+    policy = distributions.action_distribution(Box((2,), low=-1.0, high=1.0), squash=True)
+    dist = policy.make(np.full((N, 2), 0.2, np.float32), np.full((N, 2), -1.0, np.float32))
+    explorer = exploration.make(HeldNoise(longest=4), Box((2,), low=-1.0, high=1.0), kinds=("distribution",))
+    sample, carry, noises = jax.jit(explorer.sample), explorer.carry(N), []
+    for key in jax.random.split(KEY, 5):
+        action, carry = sample(dist, key, np.uint32(0), carry)
+        noise = (np.arctanh(np.asarray(action)) - 0.2) / np.exp(-1.0)
+        np.testing.assert_allclose(noise, carry[0], atol=1e-3)
+        noises.append(noise)
+    np.testing.assert_allclose([noises[0].mean(), noises[0].std()], [0.0, 1.0], atol=0.02)
+    same = np.array([np.all(np.isclose(a, noises[0], atol=1e-2), -1) for a in noises])
+    steps = np.argmin(same, 0)  # the first step with another noise
+    share = np.array([np.mean(steps == n) for n in range(1, 5)])
+    np.testing.assert_allclose(share, np.array([1, 1 / 4, 1 / 9, 1 / 16]) / 1.4236, atol=0.02)
+    with pytest.raises(InputError, match="held_noise needs a Box action space"):
+        exploration.make(HeldNoise(), Discrete(3), kinds=("distribution",))
 
 
 @pytest.mark.parametrize(("cfg", "kinds"), [*itertools.product(ALL, [("q",), ("action",), ("action", "distribution")])])

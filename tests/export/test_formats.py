@@ -36,7 +36,7 @@ CASES = {
     ),
     "ppo_nature": ("ppo", EnvSpec(PIXELS, Discrete(6), 1), []),
     "ppo_grid": ("ppo", EnvSpec(CELLS, Discrete(4), 1), ['network.encoders={"": grid}', "network.encoder_hidden=[8]"]),
-    "a2c": ("a2c", CONTINUOUS, ["algo.normalize_obs=true"]),
+    "a2c": ("a2c", CONTINUOUS, ["algo.normalize_obs=true", "network.torso=simba"]),
     "impala": ("impala", EnvSpec(VECTOR, Discrete(3), 1), []),
     "appo": ("appo", EnvSpec(VECTOR, MultiDiscrete((3, 4)), 1), []),
     "pqn": ("pqn", EnvSpec(Discrete(50), Discrete(4), 1), ["network.activation=gelu"]),
@@ -48,6 +48,7 @@ CASES = {
     ),
     "dqn_quantiles": ("dqn", EnvSpec(VECTOR, Discrete(5), 1), ["algo.head=qr", "network.activation=relu"]),
     "sac": ("sac", CONTINUOUS, []),
+    "sac_simba_v2": ("sac", CONTINUOUS, ["network.torso=simba_v2", "network.hidden=[16, 16]"]),
     "sac_discrete": ("sac", EnvSpec(VECTOR, Discrete(3), 1), []),
     "td3_renorm": ("td3", CONTINUOUS, ["network.norm=batch_renorm", "network.dropout=0.1"]),
     # exploration with a state, which deterministic actions do not read

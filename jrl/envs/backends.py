@@ -35,6 +35,8 @@ IN_JAX = {
     "StatelessCartPole-v1": "jrl.envs.toys:stateless_cartpole",
     "RepeatAfterMe-v0": "jrl.envs.toys:repeat_after_me",
     "Corridor-v0": "jrl.envs.toys:corridor",
+    "BitFlip-v0": "jrl.envs.goals:bit_flip",
+    "PointMaze-v0": "jrl.envs.goals:point_maze",
     "ParametricCartPole-v0": "jrl.envs.parametric:parametric_cartpole",
     "MultiAgentCartPole-v1": "jrl.envs.multi_toys:multi_agent_cartpole",
     "MultiAgentPendulum-v1": "jrl.envs.multi_toys:multi_agent_pendulum",

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jrl.replay import frames
+from jrl.replay import frames, hindsight
 from jrl.replay.frames import FrameStack
+from jrl.replay.hindsight import Hindsight
 from jrl.types import PyTree
 
 # State.flags: three bits, then the age: steps since the episode's first observation, at most S - 1
@@ -54,6 +55,7 @@ class Layout:
     in_step: bool  # whether the columns share one head
     to_end: bool = False  # whether transitions extend to the end of their episode, by the extras TO_END
     next_action: bool = False  # whether samples have the extras `types.NEXT_ACTION`
+    hindsight: Hindsight | None = None  # relabelling of the samples' goals; None: none
 
     @property
     def slots(self) -> int:
@@ -110,6 +112,8 @@ class Layout:
         if stack.size > 1 and not any(frames.is_stack(x, stack) for x in jax.tree.leaves(self.obs)):
             shapes = [x.shape for x in jax.tree.leaves(self.obs)]
             yield f"replay.frame_stack: no {stack.size} frames on axis {stack.axis} of observations {shapes}: use 1"
+        if self.hindsight is not None and frames.is_stack(self.obs[hindsight.DESIRED], stack):
+            yield "replay.frame_stack: goals that are stacks cannot be relabelled: use 1, or leave replay.hindsight out"
         if not 1 <= stack.size <= 256 >> AGE:
             yield f"replay.frame_stack: {stack.size} must be in 1 .. {256 >> AGE}"
 

@@ -1,10 +1,13 @@
 """Draws rows from a ring and makes batches of them. Slots and columns are i32 arrays of one shape."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
 from jrl.ops import random
-from jrl.replay import frames
+from jrl.replay import frames, hindsight
+from jrl.replay.hindsight import ACHIEVED, DESIRED, Goals
 from jrl.replay.layout import AGE, MASK, TERMINATED, TO_END, TRUNCATED, Layout, State, is_seam, take, take_all
 from jrl.types import NEXT_ACTION, Array, Batch, Key, PyTree, SequenceBatch, Window
 
@@ -44,17 +47,19 @@ def draw(layout: Layout, state: State, key: Key, shape: tuple[int, ...]) -> tupl
 
 def transitions(layout: Layout, state: State, slot: Array, column: Array, weight: Array, key: Key) -> Batch:
     """Returns the transitions that begin at rows [N]."""
+    goals = None if layout.hindsight is None else _draw_goals(layout, state, slot, column, jax.random.fold_in(key, 1))
+    relabel = (lambda obs: obs) if goals is None else functools.partial(hindsight.relabel, goals)
     if layout.to_end:
         to_end = take_all(state.extras[TO_END], slot, column)
         reward, discount, count = to_end["reward"], to_end["discount"], to_end["steps"]
     else:
-        reward, discount, count = _window(layout, state, slot, column, _drawn_steps(layout, key, slot.shape))
+        reward, discount, count = _window(layout, state, slot, column, _drawn_steps(layout, key, slot.shape), goals)
     return Batch(
-        obs=_observation(layout, state, slot, column),
+        obs=relabel(_observation(layout, state, slot, column)),
         action=jax.tree.map(lambda x: take(x, slot, column), state.action),
         reward=reward,
         discount=discount,
-        next_obs=_observation(layout, state, (slot + count) % layout.slots, column),
+        next_obs=relabel(_observation(layout, state, (slot + count) % layout.slots, column)),
         weight=weight,
         index=slot * layout.columns + column,
         extras=_extras(layout, state, slot, column, count),
@@ -126,10 +131,32 @@ def _drawn_steps(layout: Layout, key: Key, shape: tuple[int, ...]) -> Array:
     return low + (random.bits(key, shape) % (high - low + 1)).astype(jnp.int32)
 
 
-def _window(layout: Layout, state: State, slot: Array, column: Array, steps: Array) -> tuple[Array, Array, Array]:
+def _draw_goals(layout: Layout, state: State, slot: Array, column: Array, key: Key) -> Goals:
+    """Draws goals that the episodes of these rows [N] achieved, from the rows that the ring still has."""
+    assert layout.hindsight is not None
+    most = min(layout.hindsight.max_steps, layout.slots - 1)
+    offset, columns = jnp.arange(most)[None], column[:, None]
+    head = layout.at_column(state.head, column)
+    leading = lambda row: jnp.cumprod(row, 1, dtype=jnp.int32).sum(1)
+    # the next observation is the episode's until a row ends it, or the row after is masked, as before a seam
+    flags = take(state.flags, (slot[:, None] + jnp.arange(most + 1)[None]) % layout.slots, columns)
+    goes_on = ((flags[:, :-1] & (TERMINATED | TRUNCATED)) == 0) & ((flags[:, 1:] & MASK) != 0)
+    ahead = jnp.minimum(1 + leading(goes_on[:, : most - 1]), (head - slot) % layout.slots)
+    behind = jnp.zeros_like(ahead)
+    if layout.hindsight.strategy == "episode":
+        flags = take(state.flags, (slot[:, None] - 1 - offset) % layout.slots, columns)
+        behind = leading((flags & (MASK | TERMINATED | TRUNCATED)) == MASK)
+        behind = jnp.minimum(behind, (slot - head + layout.at_column(state.length, column)) % layout.slots)
+    steps, is_new = hindsight.draw(layout.hindsight, key, ahead, behind)
+    return Goals(take(state.obs[ACHIEVED], (slot + steps) % layout.slots, column), is_new)
+
+
+def _window(
+    layout: Layout, state: State, slot: Array, column: Array, steps: Array, goals: Goals | None = None
+) -> tuple[Array, Array, Array]:
     """Returns the n-step return from each slot on, over `steps` rows, or fewer at the end of an episode or the ring.
 
-    Only this function in replay turns episode ends into targets.
+    Only this function in replay turns episode ends into targets. New goals change the rewards and the true ends.
 
     Returns:
       reward [N] f32, discount [N] f32, count [N] i32 of the rows.
@@ -140,10 +167,16 @@ def _window(layout: Layout, state: State, slot: Array, column: Array, steps: Arr
     flags, reward = take(state.flags, rows, columns), take(state.reward, rows[:, :-1], columns)
     # a masked row follows each end; before a seam it is the only sign of an end
     end = ((flags[:, :-1] & (TERMINATED | TRUNCATED)) != 0) | ((flags[:, 1:] & MASK) == 0)
+    if goals is not None:
+        assert layout.hindsight is not None
+        achieved, desired = (take(state.obs[name], rows, columns) for name in (ACHIEVED, DESIRED))
+        given = achieved[:, 1:], desired[:, :-1], reward, (flags[:, :-1] & TERMINATED) != 0
+        reward, at_end = hindsight.recompute(layout.hindsight, goals, *given)
+        end |= at_end
     before = jnp.cumsum(end, 1) - end
     ahead = (layout.at_column(state.head, column) - slot) % slots
     used = (before == 0) & (offset[:, :-1] < jnp.minimum(steps, ahead)[:, None])
-    terminated = (used & ((flags[:, :-1] & TERMINATED) != 0)).any(1)
+    terminated = (used & ((flags[:, :-1] & TERMINATED) != 0)).any(1) if goals is None else (used & at_end).any(1)
     count = used.sum(1, dtype=jnp.int32)
     powers = jnp.asarray(layout.gamma, jnp.float32) ** jnp.arange(high + 1, dtype=jnp.float32)
     reward = jnp.where(used, reward * powers[None, :-1], 0.0).sum(1)

@@ -7,25 +7,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrl.envs.context import TRAINING
-from jrl.envs.gym_ids import make_factory
-from jrl.fields.env import EnvConfig
 from jrl.gym.exceptions import format_line, is_environment_error
 from jrl.types import Array, InputError
 
 
-def goal_reward(cfg: EnvConfig) -> Callable[[Array, Array], tuple[Array, Array]] | None:
-    """Returns (achieved [N, *], desired [N, *]) -> (reward [N], end [N]), computed by the environment on the host.
+def goal_reward(id: str, env: Any) -> Callable[[Array, Array], tuple[Array, Array]] | None:
+    """Returns (achieved [N, *], desired [N, *]) -> (reward [N], end [N]), computed by an environment on the host.
 
     A program calls the environment's `compute_reward(achieved, desired, {})`, which is vectorised by convention, and
-    its `compute_terminated`, once per goal. One more environment is made for these calls.
+    its `compute_terminated`, if it has one, goal by goal.
 
+    Args:
+      id: id of the environment, for errors.
+      env: environment for these calls alone; closed if it has no `compute_reward`.
     Returns:
       The function; None: the environment has no `compute_reward`.
     Raises:
       InputError: `compute_reward` is not vectorised, or needs infos.
     """
-    env = make_factory(cfg, seed=0, place=TRAINING)(0)
     own = getattr(env, "unwrapped", env)
     if not callable(getattr(own, "compute_reward", None)):
         env.close()
@@ -33,13 +32,13 @@ def goal_reward(cfg: EnvConfig) -> Callable[[Array, Array], tuple[Array, Array]]
     ends = getattr(own, "compute_terminated", None)
 
     def on_host(achieved: Any, desired: Any) -> tuple[np.ndarray, np.ndarray]:
-        achieved, desired = np.asarray(achieved, np.float64), np.asarray(desired, np.float64)
+        achieved, desired = np.asarray(achieved), np.asarray(desired)
         reward = np.asarray(own.compute_reward(achieved, desired, {}), np.float32)
         end = [bool(ends(x, y, {})) for x, y in zip(achieved, desired, strict=True)] if ends else [False] * len(reward)
         return reward, np.asarray(end, bool)
 
     space = env.observation_space["achieved_goal"]
-    _check(cfg.id, on_host, np.zeros((2, *space.shape)))
+    _check(id, on_host, np.zeros((2, *space.shape), space.dtype))
 
     def reward(achieved: Array, desired: Array) -> tuple[Array, Array]:
         like = jax.ShapeDtypeStruct(achieved.shape[:1], jnp.float32)

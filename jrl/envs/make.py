@@ -135,12 +135,7 @@ def goal_reward(cfg: EnvConfig) -> Callable[[Array, Array], tuple[Array, Array]]
 
     None: it does not say. Raises InputError: the environment cannot be made.
     """
-    backend = resolve(cfg.id, cfg.backend)
-    if backend == "gymnasium":
-        from jrl.envs import gym_goals
-
-        return gym_goals.goal_reward(cfg)
-    return module(backend).goal_reward(cfg) if backend == "jax" else None
+    return module(resolve(cfg.id, cfg.backend)).goal_reward(cfg)
 
 
 def _check_sizes(id: str, spec: EnvSpec) -> None:

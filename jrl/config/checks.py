@@ -457,7 +457,7 @@ _HINDSIGHT = (
         {
             "multi_agent": "goals are of a single agent",
             "data.input": "goals are new for collected steps only",
-            "external": "the lengths of clients' episodes are not known",
+            "external": "goals are of environments that are stepped here",
             "network.use_prev_reward": "the previous reward is of the stored goal",
             "custom.transforms": "rewards are computed anew, without transforms",
         },

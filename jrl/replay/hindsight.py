@@ -7,7 +7,6 @@ environment's goals; `reading` relabels each sample anew (Andrychowicz et al., a
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from jrl.ops import random
@@ -23,7 +22,6 @@ class Hindsight(NamedTuple):
     # episode but that of the first observation. Each with equal probability
     strategy: Literal["future", "final", "episode"]
     share: float  # probability that a transition is relabelled; k new goals for each stored goal are k / (k + 1)
-    max_steps: int  # most steps of an episode
     # (achieved [M, *], desired [M, *]) -> (reward [M] f32 of the learner, whether the goal ends the episode [M] bool)
     reward: Callable[[Array, Array], tuple[Array, Array]]
 
@@ -44,12 +42,12 @@ def draw(hindsight: Hindsight, key: Key, ahead: Array, behind: Array) -> tuple[A
     Returns:
       Steps from the transition's first observation to the drawn observation [N] i32, and whether it is relabelled [N].
     """
-    share_key, goal_key = jax.random.split(key)
-    is_new = random.uniform(share_key, ahead.shape) < hindsight.share
+    share_draw, goal_draw = random.uniform(key, (2, *ahead.shape))
+    is_new = share_draw < hindsight.share
     if hindsight.strategy == "final":
         return ahead, is_new
     first, count = (1 - behind, behind + ahead) if hindsight.strategy == "episode" else (1, ahead)
-    return first + (random.bits(goal_key, ahead.shape) % count.astype(jnp.uint32)).astype(jnp.int32), is_new
+    return first + jnp.minimum((goal_draw * count).astype(jnp.int32), count - 1), is_new
 
 
 def relabel(goals: Goals, obs: PyTree) -> PyTree:

@@ -13,7 +13,7 @@ from jrl.replay.frames import FrameStack
 from jrl.replay.hindsight import Hindsight
 from jrl.types import PyTree
 
-# State.flags: three bits, then the age: steps since the episode's first observation, at most S - 1
+# State.flags: three bits, then the age: steps since the episode's first observation, at most `Layout.most_age`
 MASK, TERMINATED, TRUNCATED, AGE = 1, 2, 4, 3
 # key of a ring's extras if transitions extend to the end of their episode: {"reward": f32, discounted return to the
 # end, "discount": f32, discount of the value after the episode, "steps": i32, number of steps to the end}
@@ -28,7 +28,7 @@ class State:
     obs: PyTree  # [C, B, *]; only the newest frame of frame stacks
     action: PyTree  # [C, B, *]
     reward: jax.Array  # [C, B] f32
-    flags: jax.Array  # [C, B] u8: mask, terminated, truncated, age
+    flags: jax.Array  # [C, B] `Layout.flags_dtype`: mask, terminated, truncated, age
     extras: dict[str, PyTree]  # [C, B, *]
     head: jax.Array  # i32, slot of the next row: [], or [1, B] if each column has its own head
     length: jax.Array  # number of stored rows per column, before the head; shape of `head`
@@ -71,6 +71,16 @@ class Layout:
     def lead(self) -> int:
         """Returns S - 1, the number of slots for older frames in front of the rows after a seam."""
         return self.stack.size - 1
+
+    @property
+    def most_age(self) -> int:
+        """Returns the largest age in the flags: S - 1 for frame stacks; hindsight needs the steps of episodes."""
+        return self.lead if self.hindsight is None else 2**29 - 1
+
+    @property
+    def flags_dtype(self) -> Any:
+        """Returns the dtype of the flags."""
+        return jnp.uint8 if self.hindsight is None else jnp.uint32
 
     @property
     def clock(self) -> tuple[int, ...]:

@@ -134,21 +134,17 @@ def _drawn_steps(layout: Layout, key: Key, shape: tuple[int, ...]) -> Array:
 def _draw_goals(layout: Layout, state: State, slot: Array, column: Array, key: Key) -> Goals:
     """Draws goals that the episodes of these rows [N] achieved, from the rows that the ring still has."""
     assert layout.hindsight is not None
-    most = min(layout.hindsight.max_steps, layout.slots - 1)
-    offset, columns = jnp.arange(most)[None], column[:, None]
-    head = layout.at_column(state.head, column)
-    leading = lambda row: jnp.cumprod(row, 1, dtype=jnp.int32).sum(1)
-    # the next observation is the episode's until a row ends it, or the row after is masked, as before a seam
-    flags = take(state.flags, (slot[:, None] + jnp.arange(most + 1)[None]) % layout.slots, columns)
-    goes_on = ((flags[:, :-1] & (TERMINATED | TRUNCATED)) == 0) & ((flags[:, 1:] & MASK) != 0)
-    ahead = jnp.minimum(1 + leading(goes_on[:, : most - 1]), (head - slot) % layout.slots)
-    behind = jnp.zeros_like(ahead)
-    if layout.hindsight.strategy == "episode":
-        flags = take(state.flags, (slot[:, None] - 1 - offset) % layout.slots, columns)
-        behind = leading((flags & (MASK | TERMINATED | TRUNCATED)) == MASK)
-        behind = jnp.minimum(behind, (slot - head + layout.at_column(state.length, column)) % layout.slots)
+    slots, head = layout.slots, layout.at_column(state.head, column)
+    age_at = lambda slot: (take(state.flags, slot, column) >> AGE).astype(jnp.int32)
+    age, newest = age_at(slot), (head - slot) % slots
+    ahead = jnp.ones_like(slot)  # observations of an episode are those with consecutive ages: a binary search
+    for bit in reversed(range((slots - 1).bit_length())):
+        further = ahead + (1 << bit)
+        is_same = (further <= newest) & (age_at((slot + further) % slots) == age + further)
+        ahead = jnp.where(is_same, further, ahead)
+    behind = jnp.minimum(age, (slot - head + layout.at_column(state.length, column)) % slots)
     steps, is_new = hindsight.draw(layout.hindsight, key, ahead, behind)
-    return Goals(take(state.obs[ACHIEVED], (slot + steps) % layout.slots, column), is_new)
+    return Goals(take(state.obs[ACHIEVED], (slot + steps) % slots, column), is_new)
 
 
 def _window(
@@ -169,9 +165,10 @@ def _window(
     end = ((flags[:, :-1] & (TERMINATED | TRUNCATED)) != 0) | ((flags[:, 1:] & MASK) == 0)
     if goals is not None:
         assert layout.hindsight is not None
-        achieved, desired = (take(state.obs[name], rows, columns) for name in (ACHIEVED, DESIRED))
-        given = achieved[:, 1:], desired[:, :-1], reward, (flags[:, :-1] & TERMINATED) != 0
-        reward, at_end = hindsight.recompute(layout.hindsight, goals, *given)
+        achieved = take(state.obs[ACHIEVED], rows[:, 1:], columns)
+        desired = take(state.obs[DESIRED], rows[:, :-1], columns)
+        stored_end = (flags[:, :-1] & TERMINATED) != 0
+        reward, at_end = hindsight.recompute(layout.hindsight, goals, achieved, desired, reward, stored_end)
         end |= at_end
     before = jnp.cumsum(end, 1) - end
     ahead = (layout.at_column(state.head, column) - slot) % slots

@@ -77,6 +77,8 @@ def _converted_ring(found: dict[str, Any], like: State, devices: int) -> dict[st
     old = dict(found)
     if old.pop("stale", None) is not None:
         old["live"] = storage.live(old["flags"], old["head"], old["length"], devices)
+    # stored without hindsight: episodes of one step each
+    old["flags"] = old["flags"].astype(like.flags.dtype)
     if like.head.ndim > old["head"].ndim:  # stored with one head for all columns, now one head per column
         own = {name: np.tile(old[name][:, None], old["flags"].shape[1]) for name in ("head", "length")}
         old |= own

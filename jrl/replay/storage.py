@@ -108,7 +108,7 @@ def _init(layout: Layout) -> State:
         obs=jax.tree.map(lambda x: rows(frames.stored(x, layout.stack)), layout.obs),
         action=jax.tree.map(rows, layout.action),
         reward=flat(jnp.float32),
-        flags=flat(jnp.uint8),
+        flags=flat(layout.flags_dtype),
         extras=jax.tree.map(rows, layout.extras),
         head=jnp.zeros(layout.clock, jnp.int32),
         length=jnp.zeros(layout.clock, jnp.int32),

@@ -22,18 +22,16 @@ def relabelling(cfg: RunConfig, spec: EnvSpec) -> Hindsight:
     """Returns the relabelling of a run's replay.
 
     Raises:
-      InputError: observations without goals, episodes without a limit, or no valid reward function.
+      InputError: observations without goals, or no valid reward function.
     """
     assert cfg.replay is not None and cfg.replay.hindsight is not None
     goal = _find_goal_space(cfg.env.id, spec)
-    if spec.max_episode_steps is None:
-        raise InputError(f"{_KEY}: expected episodes of limited length, {cfg.env.id} has no limit: set env.horizon=100")
     own, section = _find_reward(cfg), cfg.replay.hindsight
     name = f"{_KEY}.reward" + (f" {section.reward}" if section.reward else f": {cfg.env.id}")
     _check_reward(name, own, goal)
     custom = registry.load(cfg.custom.reward, "custom.reward") if cfg.custom.reward else None
     reward = functools.partial(_goal_reward, own, learner_reward(cfg.env, custom), spec.bootstraps is True)
-    return Hindsight(section.strategy, section.share, spec.max_episode_steps, reward)
+    return Hindsight(section.strategy, section.share, reward)
 
 
 def _goal_reward(

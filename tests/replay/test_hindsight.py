@@ -92,7 +92,7 @@ def test_every_relabelled_transition_is_as_in_a_list(strategy, n_step, stack, in
         n_step=n_step,
         frame_stack=ring.FrameStack(stack) if stack > 1 else None,
         in_step=in_step,
-        hindsight=Hindsight(strategy, SHARE, SLOTS, goal_reward),
+        hindsight=Hindsight(strategy, SHARE, goal_reward),
     )
     slot, column = (x.reshape(-1) for x in np.mgrid[:SLOTS, :B].astype(np.int32))
     keys = jax.random.split(jax.random.key(0), 150)
@@ -142,20 +142,20 @@ def test_every_relabelled_transition_is_as_in_a_list(strategy, n_step, stack, in
 def test_new_goals_are_equally_likely():
     world = Goals(1, 0, 1, 0, 0.0)  # one episode without an end
     options = {"capacity": 12, "num_envs": 1, "batch_size": 4000, "gamma": GAMMA}
-    buffer = ring.make(world.obs, world.action, hindsight=Hindsight("future", 1.0, 6, goal_reward), **options)
+    buffer = ring.make(world.obs, world.action, hindsight=Hindsight("future", 1.0, goal_reward), **options)
     state = buffer.add(buffer.init(), world.rollout(10, [0]))
     batch = jax.device_get(jax.jit(buffer.sample)(state, jax.random.key(0)))
     steps = (batch.obs["desired_goal"] - batch.obs["achieved_goal"])[batch.index == 0, 0]
     values, counts = np.unique(steps, return_counts=True)
     distance = values / values.min()  # a step of this world adds the same number
-    np.testing.assert_array_equal(distance, np.arange(1, 7))  # at most `max_steps` ahead
+    np.testing.assert_array_equal(distance, np.arange(1, 11))
     assert counts.min() > 0.6 * counts.mean()
 
 
 def test_priorities_belong_to_rows_of_any_goal():
     world = Goals(2, 0)
     options = {"capacity": 40, "num_envs": 2, "batch_size": 64, "gamma": GAMMA, "alpha": 1.0, "beta": 0.0, "eps": 0.0}
-    buffer = prioritized.make(world.obs, world.action, hindsight=Hindsight("final", 0.5, 9, goal_reward), **options)
+    buffer = prioritized.make(world.obs, world.action, hindsight=Hindsight("final", 0.5, goal_reward), **options)
     state = buffer.add(buffer.init(), world.rollout(12, [0, 1]))
     batch = jax.jit(buffer.sample)(state, jax.random.key(0))
     one = int(batch.index[0])

@@ -173,3 +173,21 @@ def test_rewards_of_fetch_are_envpools(id):
         seen |= set(np.unique(result.reward))
     env.close()
     assert len(seen) > 1
+
+
+@pytest.mark.slow
+def test_hindsight_is_turned_on_and_off(tmp_path, monkeypatch):
+    """A stored replay of the other kind is read: its rows have ages of fewer bits, or of more."""
+    monkeypatch.setattr(registry, "_registered", {})
+    registry.register("rules", make_loss(1.0, 0.0))
+    options = {"env": {"options": {"bits": BITS}}, "replay": {"hindsight": None}}
+    (tmp_path / "c.yaml").write_text(config.to_yaml(config.from_dict(schema.merge(settings("BitFlip-v0"), options))))
+    out = tmp_path / "run"
+    assert train.main([str(tmp_path / "c.yaml"), "--out", str(out)]) == 0
+    for steps, hindsight in ((1200, "{share: 1.0}"), (1800, "null")):
+        more = [f"--set=replay.hindsight={hindsight}", f"--stop=env_steps={steps}", "--resume=auto"]
+        assert train.main([str(tmp_path / "c.yaml"), *more, "--out", str(out)]) == 0
+    rows = [schema.parse(line) for line in (out / "result.jsonl").read_text().splitlines()]
+    assert all(row.get("broken", 0) == 0 for row in rows)
+    reached = [[r["reached"] / r["live"] for r in rows if "live" in r and r["env_steps"] // 601 == i] for i in range(3)]
+    assert np.mean(reached[1]) > 1.5 * np.mean(reached[0])

@@ -24,6 +24,7 @@ class Hindsight(NamedTuple):
     share: float  # probability that a transition is relabelled; k new goals for each stored goal are k / (k + 1)
     # (achieved [M, *], desired [M, *]) -> (reward [M] f32 of the learner, whether the goal ends the episode [M] bool)
     reward: Callable[[Array, Array], tuple[Array, Array]]
+    max_steps: int | None = None  # most steps of an episode, which make samples cheaper; None: no limit
 
 
 class Goals(NamedTuple):

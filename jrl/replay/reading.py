@@ -137,8 +137,9 @@ def _draw_goals(layout: Layout, state: State, slot: Array, column: Array, key: K
     slots, head = layout.slots, layout.at_column(state.head, column)
     age_at = lambda slot: (take(state.flags, slot, column) >> AGE).astype(jnp.int32)
     age, newest = age_at(slot), (head - slot) % slots
+    most = min(slots - 1, layout.hindsight.max_steps or slots)
     ahead = jnp.ones_like(slot)  # observations of an episode are those with consecutive ages: a binary search
-    for bit in reversed(range((slots - 1).bit_length())):
+    for bit in reversed(range((most - 1).bit_length())):
         further = ahead + (1 << bit)
         is_same = (further <= newest) & (age_at((slot + further) % slots) == age + further)
         ahead = jnp.where(is_same, further, ahead)

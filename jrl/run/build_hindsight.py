@@ -31,7 +31,7 @@ def relabelling(cfg: RunConfig, spec: EnvSpec) -> Hindsight:
     _check_reward(name, own, goal)
     custom = registry.load(cfg.custom.reward, "custom.reward") if cfg.custom.reward else None
     reward = functools.partial(_goal_reward, own, learner_reward(cfg.env, custom), spec.bootstraps is True)
-    return Hindsight(section.strategy, section.share, reward)
+    return Hindsight(section.strategy, section.share, reward, spec.max_episode_steps)
 
 
 def _goal_reward(

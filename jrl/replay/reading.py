@@ -143,7 +143,9 @@ def _draw_goals(layout: Layout, state: State, slot: Array, column: Array, key: K
         further = ahead + (1 << bit)
         is_same = (further <= newest) & (age_at((slot + further) % slots) == age + further)
         ahead = jnp.where(is_same, further, ahead)
-    behind = jnp.minimum(age, (slot - head + layout.at_column(state.length, column)) % slots)
+    # behind a seam the age counts the older frames, too
+    older = jnp.where(is_seam(take(state.flags, (slot - age) % slots, column)), layout.lead, 0) if layout.lead else 0
+    behind = jnp.minimum(age - older, (slot - head + layout.at_column(state.length, column)) % slots)
     steps, is_new = hindsight.draw(layout.hindsight, key, ahead, behind)
     return Goals(take(state.obs[ACHIEVED], (slot + steps) % slots, column), is_new)
 

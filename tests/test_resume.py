@@ -292,6 +292,13 @@ def test_random_options_of_environments_resume_exactly(algo, core, tmp_path, mon
     assert acting.act({"obs": np.zeros(3, np.float32)}).shape == (1,)
 
 
+@pytest.mark.slow
+def test_hindsight_resumes_exactly(tmp_path, monkeypatch):
+    """The steps of episodes are part of the stored replay."""
+    settings = ["--env=BitFlip-v0", "--set=env.options={bits: 6}", "--set=replay.hindsight={strategy: episode}"]
+    lose_latter_half("dqn", settings, "bitwise", tmp_path, monkeypatch)
+
+
 def lose_latter_half(algo, more, guarantee, tmp_path, monkeypatch):
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     exact = [*more, "--set=checkpoint.exact=true", "--set=checkpoint.every=200"]

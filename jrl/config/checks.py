@@ -438,12 +438,68 @@ def _variable_faults(cfg: Any) -> Iterator[str]:
             yield f"runtime.env: {name[:80]} is read when jax is imported, before the config is read: {fix}"
 
 
+# ---------------------------------------------------------------- goals that are learned from in hindsight
+
+
+def _has_hindsight(cfg: Any) -> bool:
+    return cfg.replay is not None and cfg.replay.hindsight is not None
+
+
+def _noisy_goals(cfg: Any) -> bool:
+    noise = cfg.env.observation_noise
+    return bool({"achieved_goal", "desired_goal"} & noise.keys() if isinstance(noise, Mapping) else noise)
+
+
+_HINDSIGHT = (
+    *_excluded(
+        "replay.hindsight",
+        _has_hindsight,
+        {
+            "multi_agent": "goals are of a single agent",
+            "data.input": "goals are new for collected steps only",
+            "external": "goals are of environments that are stepped here",
+            "network.use_prev_reward": "the previous reward is of the stored goal",
+            "custom.transforms": "rewards are computed anew, without transforms",
+        },
+        "{key}: with replay.hindsight {why}: leave one of them out",
+    ),
+    Row(
+        "replay.hindsight network.core.name",
+        lambda c: _has_hindsight(c) and c.network.recurrent,
+        "network.core: with replay.hindsight a memory has read the stored goals: leave one of them out",
+    ),
+    Row(
+        "replay.hindsight env.frame_stack",
+        lambda c: _has_hindsight(c) and c.env.frame_stack > 1,
+        "env.frame_stack: with replay.hindsight goals are not stacked: leave one of them out",
+    ),
+    Row(
+        "replay.hindsight env.action_repeat",
+        lambda c: _has_hindsight(c) and c.env.action_repeat > 1,
+        "env.action_repeat: with replay.hindsight a reward is of one step: leave one of them out",
+    ),
+    Row(
+        "replay.hindsight env.observation_noise",
+        lambda c: _has_hindsight(c) and _noisy_goals(c),
+        "env.observation_noise: expected exact goals for replay.hindsight: name the noisy items, such as "
+        "{observation: 0.1}",
+    ),
+    Row(
+        "replay.hindsight.reward env.randomize",
+        lambda c: _has_hindsight(c) and c.env.randomize and c.replay.hindsight.reward is None,
+        "replay.hindsight.reward: with env.randomize the environment's own reward may depend on the drawn numbers: set "
+        "it to package.module:function",
+    ),
+)
+
+
 # fmt: off
 _UNEVEN = "environments that do not wait for each other"
 TABLE = (
     Row("stop.env_steps stop.updates data.input", _budget_fault),
     *_DATA,
     *_EXTERNAL,
+    *_HINDSIGHT,
     Row("algo", lambda c: (
             callable(validate := getattr(c.algo, "validate", None)) and [f"algo: {message}" for message in validate()]
         )),

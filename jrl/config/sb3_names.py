@@ -14,7 +14,7 @@ ALGORITHMS = {
     "trpo": "jrl does not have it: the nearest is --algo ppo --set algo.target_kl=0.01",
     "ars": _SEARCH,
     "es": _SEARCH,
-    "her": "jrl does not replay goals: give a reward that grows towards the goal, to --algo sac",
+    "her": "it is an option of replay: --algo sac --set replay.hindsight={}",
     "reinforce": _GRADIENT,
     "pg": _GRADIENT,
     "a3c": "its threads are environments here: --algo a2c",
@@ -79,6 +79,8 @@ KEYS: dict[str, str | tuple[str, str]] = {
     **dict.fromkeys(("rollout_buffer_class", "rollout_buffer_kwargs"),
                     "custom.transforms change a rollout before it is learned from: leave it out"),
     **dict.fromkeys(("replay_buffer_class", "replay_buffer_kwargs"), (_NO_REPLAY, _REPLAY)),
+    "goal_selection_strategy": "replay.hindsight.strategy",
+    "n_sampled_goal": "replay.hindsight.share is the share of a batch: n_sampled_goal 4 is share 0.8",
     # policy_kwargs
     "policy_kwargs": "its entries are keys of network: network.hidden for net_arch, network.activation for "
     "activation_fn, network.log_std_init, network.init for ortho_init",

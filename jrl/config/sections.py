@@ -59,6 +59,19 @@ class RolloutConfig:
 
 
 @section
+class HindsightConfig:
+    """Hindsight experience replay: samples with goals that their episodes achieved, of environments with goals."""
+
+    # new goal of a transition: an achieved goal of a later step of its episode (future), of the last step (final), of
+    # any step (episode)
+    strategy: Literal["future", "final", "episode"] = "future"
+    share: Share = 0.8  # share of each batch with new goals; 4 new goals for each stored goal are 0.8
+    # package.module:function (achieved [N, *], desired [N, *]) -> (reward [N], end [N] bool) in JAX; null: the
+    # environment's own
+    reward: Name | None = None
+
+
+@section
 class ReplayConfig:
     """The replay buffer and the rate of updates. Numbers of steps and rows are over all environments and devices."""
 
@@ -76,6 +89,7 @@ class ReplayConfig:
     priority_alpha: Annotated[float, Interval(ge=0, le=10)] = 0.6  # 0: uniform
     priority_beta: UnitSchedule = 0.4  # exponent of the importance weights
     priority_eps: NonNegative = 1e-6  # constant added to each priority
+    hindsight: HindsightConfig | None = None  # new goals for a part of each batch; null: goals as stored
 
 
 @section

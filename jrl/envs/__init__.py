@@ -5,7 +5,7 @@ Importing this package imports no environment library.
 
 from jrl.envs.backends import BACKENDS, backends_of, ids, is_atari, resolve
 from jrl.envs.context import ROLES, OnFailure, Place, seed_range
-from jrl.envs.make import AgentOptions, check, is_multi_agent, make, section
+from jrl.envs.make import AgentOptions, check, goal_reward, is_multi_agent, make, section
 from jrl.envs.scaling import action_transform, reward_transform
 from jrl.fields.env import EnvConfig
 
@@ -19,6 +19,7 @@ __all__ = [
     "action_transform",
     "backends_of",
     "check",
+    "goal_reward",
     "ids",
     "is_atari",
     "is_multi_agent",

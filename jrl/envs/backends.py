@@ -9,7 +9,7 @@ from jrl.envs.context import PETTINGZOO, is_in_jax
 from jrl.errors import InputError
 from jrl.fields.bounds import Backend, current_name
 
-# backends in the order of `auto`. Each module has ids(), check(cfg), has_agents(cfg) and make(cfg, ...)
+# backends in the order of `auto`. Each module has ids(), check(cfg), has_agents(cfg), goal_reward(cfg), make(cfg, ...)
 _MODULES = {"envpool": "jrl.envs.envpool_env", "gymnasium": "jrl.envs.gym_ids", "jax": "jrl.envs.jax_ids"}
 BACKENDS = tuple(_MODULES)
 # suites of the jax backend: prefix of their ids -> function (name, cfg, options, state) -> JaxEnv
@@ -35,6 +35,8 @@ IN_JAX = {
     "StatelessCartPole-v1": "jrl.envs.toys:stateless_cartpole",
     "RepeatAfterMe-v0": "jrl.envs.toys:repeat_after_me",
     "Corridor-v0": "jrl.envs.toys:corridor",
+    "BitFlip-v0": "jrl.envs.goals:bit_flip",
+    "PointMaze-v0": "jrl.envs.goals:point_maze",
     "ParametricCartPole-v0": "jrl.envs.parametric:parametric_cartpole",
     "MultiAgentCartPole-v1": "jrl.envs.multi_toys:multi_agent_cartpole",
     "MultiAgentPendulum-v1": "jrl.envs.multi_toys:multi_agent_pendulum",

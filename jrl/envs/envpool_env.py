@@ -119,6 +119,22 @@ class Frames(NamedTuple):
     restarts: bool  # a stack restarts with each episode; EnvPool's with episodic_life continues after a lost life
 
 
+def goal_reward(cfg: EnvConfig) -> Callable[[Array, Array], tuple[Array, Array]] | None:
+    """Returns the rewards of Gymnasium-Robotics' Fetch and HandReach tasks, which never end; None: other tasks."""
+    if not cfg.id.startswith(("Fetch", "HandReach")):
+        return None
+    with _quiet():
+        config = _spec(cfg.id).config
+    value = lambda name: cfg.options.get(name, getattr(config, name))
+    is_sparse, threshold = value("reward_type") == "sparse", value("distance_threshold")
+
+    def reward(achieved: Array, desired: Array) -> tuple[Array, Array]:
+        distance = jnp.linalg.norm(achieved - desired, axis=-1)
+        return -(distance > threshold).astype(jnp.float32) if is_sparse else -distance, jnp.zeros(len(distance), bool)
+
+    return reward
+
+
 def stacked_frames(env: EnvConfig) -> Frames | None:
     """Returns the frame stacks of an Atari game, EnvPool's or `env.frame_stack`'s.
 

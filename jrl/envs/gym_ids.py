@@ -16,6 +16,7 @@ from typing import Any
 from jrl import registry
 from jrl.envs.context import (
     PETTINGZOO,
+    TRAINING,
     EnvContext,
     OnFailure,
     Place,
@@ -181,6 +182,13 @@ def make(cfg: EnvConfig, *, seed: int, place: Place, on_failure: OnFailure, stat
         if errors := agent_faults(cfg):
             raise InputError(*errors) from e
         return games(cfg, factory, seed=seed, on_failure=on_failure, first=e.env)
+
+
+def goal_reward(cfg: EnvConfig) -> Callable[..., Any] | None:
+    """Returns the function of `gym_goals.goal_reward`, of one more environment; None: it has no `compute_reward`."""
+    from jrl.envs import gym_goals
+
+    return None if has_agents(cfg) else gym_goals.goal_reward(cfg.id, make_factory(cfg, seed=0, place=TRAINING)(0))
 
 
 def make_factory(cfg: EnvConfig, *, seed: int, place: Place) -> EnvFactory:

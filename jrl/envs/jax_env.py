@@ -43,6 +43,9 @@ class Definition(NamedTuple):
     step: Callable[..., tuple[PyTree, Array, Array]]  # (state, action, draws) -> state, reward, end
     observe: Callable[..., PyTree]  # state -> [B, *]
     task: PyTree = None  # initial task
+    # (achieved [N, *], desired [N, *]) -> reward [N] f32, end [N] bool: what `step` returns after a step to `achieved`,
+    # for `replay.hindsight`; None: rewards do not follow from goals alone
+    goal_reward: Callable[[Array, Array], tuple[Array, Array]] | None = None
 
 
 @struct.dataclass

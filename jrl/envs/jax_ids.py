@@ -2,7 +2,7 @@
 
 import importlib.util
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from jrl.errors import InputError, did_you_mean
 from jrl.fields.env import EnvConfig
 from jrl.gym import exceptions
 from jrl.spaces import columns, elements
-from jrl.types import JaxEnv
+from jrl.types import Array, JaxEnv
 
 
 def ids() -> tuple[str, ...]:
@@ -145,6 +145,12 @@ def make(cfg: EnvConfig, *, state: bool, **unused: Any) -> JaxEnv:
     if cfg.on_nonfinite is not None:
         env = jax_options.reset_nonfinite(env)
     return env
+
+
+def goal_reward(cfg: EnvConfig) -> Callable[[Array, Array], tuple[Array, Array]] | None:
+    """Returns `Definition.goal_reward`; None: environments of suites, or a definition without one."""
+    found = None if suite_of(cfg.id) is not None else load_definition(cfg.id, cfg.options)
+    return found.goal_reward if isinstance(found, Definition) else None
 
 
 def _trace(id: str, env: JaxEnv) -> None:

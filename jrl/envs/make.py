@@ -19,7 +19,7 @@ from jrl.fields.env import REFUSED, EnvConfig
 from jrl.fields.validation import refused
 from jrl.host.machine import check_observations
 from jrl.spaces import by_kind, leaves
-from jrl.types import AsyncEnv, Env, EnvSpec, InputError, JaxEnv
+from jrl.types import Array, AsyncEnv, Env, EnvSpec, InputError, JaxEnv
 
 _KEYS = tuple(f.name for f in dataclasses.fields(EnvConfig))
 
@@ -128,6 +128,14 @@ def is_multi_agent(env: EnvConfig | str, **settings: Any) -> bool:
         return module(resolve(cfg.id, cfg.backend)).has_agents(cfg)
     except InputError:
         return False
+
+
+def goal_reward(cfg: EnvConfig) -> Callable[[Array, Array], tuple[Array, Array]] | None:
+    """Returns how an environment's rewards follow from goals: (achieved [N, *], desired [N, *]) -> (reward, end) [N].
+
+    None: it does not say. Raises InputError: the environment cannot be made.
+    """
+    return module(resolve(cfg.id, cfg.backend)).goal_reward(cfg)
 
 
 def _check_sizes(id: str, spec: EnvSpec) -> None:

@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jrl.replay import frames
+from jrl.replay import frames, hindsight
 from jrl.replay.frames import FrameStack
+from jrl.replay.hindsight import Hindsight
 from jrl.types import PyTree
 
-# State.flags: three bits, then the age: steps since the episode's first observation, at most S - 1
+# State.flags: three bits, then the age: steps since the episode's first observation, at most `Layout.most_age`
 MASK, TERMINATED, TRUNCATED, AGE = 1, 2, 4, 3
 # key of a ring's extras if transitions extend to the end of their episode: {"reward": f32, discounted return to the
 # end, "discount": f32, discount of the value after the episode, "steps": i32, number of steps to the end}
@@ -27,7 +28,7 @@ class State:
     obs: PyTree  # [C, B, *]; only the newest frame of frame stacks
     action: PyTree  # [C, B, *]
     reward: jax.Array  # [C, B] f32
-    flags: jax.Array  # [C, B] u8: mask, terminated, truncated, age
+    flags: jax.Array  # [C, B] `Layout.flags_dtype`: mask, terminated, truncated, age
     extras: dict[str, PyTree]  # [C, B, *]
     head: jax.Array  # i32, slot of the next row: [], or [1, B] if each column has its own head
     length: jax.Array  # number of stored rows per column, before the head; shape of `head`
@@ -54,6 +55,7 @@ class Layout:
     in_step: bool  # whether the columns share one head
     to_end: bool = False  # whether transitions extend to the end of their episode, by the extras TO_END
     next_action: bool = False  # whether samples have the extras `types.NEXT_ACTION`
+    hindsight: Hindsight | None = None  # relabelling of the samples' goals; None: none
 
     @property
     def slots(self) -> int:
@@ -69,6 +71,16 @@ class Layout:
     def lead(self) -> int:
         """Returns S - 1, the number of slots for older frames in front of the rows after a seam."""
         return self.stack.size - 1
+
+    @property
+    def most_age(self) -> int:
+        """Returns the largest age in the flags: S - 1 for frame stacks; hindsight needs the steps of episodes."""
+        return self.lead if self.hindsight is None else 2**29 - 1
+
+    @property
+    def flags_dtype(self) -> Any:
+        """Returns the dtype of the flags."""
+        return jnp.uint8 if self.hindsight is None else jnp.uint32
 
     @property
     def clock(self) -> tuple[int, ...]:
@@ -110,6 +122,8 @@ class Layout:
         if stack.size > 1 and not any(frames.is_stack(x, stack) for x in jax.tree.leaves(self.obs)):
             shapes = [x.shape for x in jax.tree.leaves(self.obs)]
             yield f"replay.frame_stack: no {stack.size} frames on axis {stack.axis} of observations {shapes}: use 1"
+        if self.hindsight is not None and frames.is_stack(self.obs[hindsight.DESIRED], stack):
+            yield "replay.frame_stack: goals that are stacks cannot be relabelled: use 1, or leave replay.hindsight out"
         if not 1 <= stack.size <= 256 >> AGE:
             yield f"replay.frame_stack: {stack.size} must be in 1 .. {256 >> AGE}"
 

@@ -1,10 +1,13 @@
 """Draws rows from a ring and makes batches of them. Slots and columns are i32 arrays of one shape."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
 from jrl.ops import random
-from jrl.replay import frames
+from jrl.replay import frames, hindsight
+from jrl.replay.hindsight import ACHIEVED, DESIRED, Goals
 from jrl.replay.layout import AGE, MASK, TERMINATED, TO_END, TRUNCATED, Layout, State, is_seam, take, take_all
 from jrl.types import NEXT_ACTION, Array, Batch, Key, PyTree, SequenceBatch, Window
 
@@ -44,17 +47,19 @@ def draw(layout: Layout, state: State, key: Key, shape: tuple[int, ...]) -> tupl
 
 def transitions(layout: Layout, state: State, slot: Array, column: Array, weight: Array, key: Key) -> Batch:
     """Returns the transitions that begin at rows [N]."""
+    goals = None if layout.hindsight is None else _draw_goals(layout, state, slot, column, jax.random.fold_in(key, 1))
+    relabel = (lambda obs: obs) if goals is None else functools.partial(hindsight.relabel, goals)
     if layout.to_end:
         to_end = take_all(state.extras[TO_END], slot, column)
         reward, discount, count = to_end["reward"], to_end["discount"], to_end["steps"]
     else:
-        reward, discount, count = _window(layout, state, slot, column, _drawn_steps(layout, key, slot.shape))
+        reward, discount, count = _window(layout, state, slot, column, _drawn_steps(layout, key, slot.shape), goals)
     return Batch(
-        obs=_observation(layout, state, slot, column),
+        obs=relabel(_observation(layout, state, slot, column)),
         action=jax.tree.map(lambda x: take(x, slot, column), state.action),
         reward=reward,
         discount=discount,
-        next_obs=_observation(layout, state, (slot + count) % layout.slots, column),
+        next_obs=relabel(_observation(layout, state, (slot + count) % layout.slots, column)),
         weight=weight,
         index=slot * layout.columns + column,
         extras=_extras(layout, state, slot, column, count),
@@ -126,10 +131,31 @@ def _drawn_steps(layout: Layout, key: Key, shape: tuple[int, ...]) -> Array:
     return low + (random.bits(key, shape) % (high - low + 1)).astype(jnp.int32)
 
 
-def _window(layout: Layout, state: State, slot: Array, column: Array, steps: Array) -> tuple[Array, Array, Array]:
+def _draw_goals(layout: Layout, state: State, slot: Array, column: Array, key: Key) -> Goals:
+    """Draws goals that the episodes of these rows [N] achieved, from the rows that the ring still has."""
+    assert layout.hindsight is not None
+    slots, head = layout.slots, layout.at_column(state.head, column)
+    age_at = lambda slot: (take(state.flags, slot, column) >> AGE).astype(jnp.int32)
+    age, newest = age_at(slot), (head - slot) % slots
+    most = min(slots - 1, layout.hindsight.max_steps or slots)
+    ahead = jnp.ones_like(slot)  # observations of an episode are those with consecutive ages: a binary search
+    for bit in reversed(range((most - 1).bit_length())):
+        further = ahead + (1 << bit)
+        is_same = (further <= newest) & (age_at((slot + further) % slots) == age + further)
+        ahead = jnp.where(is_same, further, ahead)
+    # behind a seam the age counts the older frames, too
+    older = jnp.where(is_seam(take(state.flags, (slot - age) % slots, column)), layout.lead, 0) if layout.lead else 0
+    behind = jnp.minimum(age - older, (slot - head + layout.at_column(state.length, column)) % slots)
+    steps, is_new = hindsight.draw(layout.hindsight, key, ahead, behind)
+    return Goals(take(state.obs[ACHIEVED], (slot + steps) % slots, column), is_new)
+
+
+def _window(
+    layout: Layout, state: State, slot: Array, column: Array, steps: Array, goals: Goals | None = None
+) -> tuple[Array, Array, Array]:
     """Returns the n-step return from each slot on, over `steps` rows, or fewer at the end of an episode or the ring.
 
-    Only this function in replay turns episode ends into targets.
+    Only this function in replay turns episode ends into targets. New goals change the rewards and the true ends.
 
     Returns:
       reward [N] f32, discount [N] f32, count [N] i32 of the rows.
@@ -140,10 +166,17 @@ def _window(layout: Layout, state: State, slot: Array, column: Array, steps: Arr
     flags, reward = take(state.flags, rows, columns), take(state.reward, rows[:, :-1], columns)
     # a masked row follows each end; before a seam it is the only sign of an end
     end = ((flags[:, :-1] & (TERMINATED | TRUNCATED)) != 0) | ((flags[:, 1:] & MASK) == 0)
+    if goals is not None:
+        assert layout.hindsight is not None
+        achieved = take(state.obs[ACHIEVED], rows[:, 1:], columns)
+        desired = take(state.obs[DESIRED], rows[:, :-1], columns)
+        stored_end = (flags[:, :-1] & TERMINATED) != 0
+        reward, at_end = hindsight.recompute(layout.hindsight, goals, achieved, desired, reward, stored_end)
+        end |= at_end
     before = jnp.cumsum(end, 1) - end
     ahead = (layout.at_column(state.head, column) - slot) % slots
     used = (before == 0) & (offset[:, :-1] < jnp.minimum(steps, ahead)[:, None])
-    terminated = (used & ((flags[:, :-1] & TERMINATED) != 0)).any(1)
+    terminated = (used & ((flags[:, :-1] & TERMINATED) != 0)).any(1) if goals is None else (used & at_end).any(1)
     count = used.sum(1, dtype=jnp.int32)
     powers = jnp.asarray(layout.gamma, jnp.float32) ** jnp.arange(high + 1, dtype=jnp.float32)
     reward = jnp.where(used, reward * powers[None, :-1], 0.0).sum(1)

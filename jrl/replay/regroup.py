@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from jrl.replay import storage
-from jrl.replay.layout import SEAM, State
+from jrl.replay.layout import AGE, MASK, SEAM, TERMINATED, TRUNCATED, State
 from jrl.replay.prioritized import Priorities
 from jrl.types import PyTree
 
@@ -77,6 +77,10 @@ def _converted_ring(found: dict[str, Any], like: State, devices: int) -> dict[st
     old = dict(found)
     if old.pop("stale", None) is not None:
         old["live"] = storage.live(old["flags"], old["head"], old["length"], devices)
+    if old["flags"].dtype != like.flags.dtype:  # hindsight was turned on or off
+        flags = old["flags"].astype(np.uint32)
+        age = np.minimum(flags >> AGE, np.iinfo(like.flags.dtype).max >> AGE)
+        old["flags"] = (age << AGE | flags & (MASK | TERMINATED | TRUNCATED)).astype(like.flags.dtype)
     if like.head.ndim > old["head"].ndim:  # stored with one head for all columns, now one head per column
         own = {name: np.tile(old[name][:, None], old["flags"].shape[1]) for name in ("head", "length")}
         old |= own

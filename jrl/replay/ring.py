@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from jrl.replay import storage
 from jrl.replay.frames import FrameStack as FrameStack
+from jrl.replay.hindsight import Hindsight
 from jrl.types import Buffer, Key, PyTree
 
 
@@ -30,6 +31,7 @@ def make(
     next_action: bool = False,
     redraw: bool = True,
     to_end: bool = False,
+    hindsight: Hindsight | None = None,
 ) -> Buffer:
     """Makes a ring of the latest rows, sampled uniformly.
 
@@ -49,6 +51,7 @@ def make(
       redraw: draw another row where one is masked. Without, which rows are drawn follows from the key alone, and
         buffers whose columns are masked at other times draw the same.
       to_end: transitions go to the end of their episode instead; the extras TO_END say where that is, see `layout`.
+      hindsight: relabels a part of each sample with goals that its episodes achieved; None: samples are as stored.
     Returns:
       A Buffer. The weight of a masked row is 0, of all others the same, 1 on average.
     Raises:
@@ -66,6 +69,7 @@ def make(
         in_step=in_step,
         to_end=to_end,
         next_action=next_action,
+        hindsight=hindsight,
     )
 
     def sample(state, key: Key):

@@ -27,6 +27,7 @@ import numpy as np
 from jrl.errors import InputError
 from jrl.replay import frames, reading, writing
 from jrl.replay.frames import FrameStack
+from jrl.replay.hindsight import Hindsight
 from jrl.replay.layout import MASK, Layout, State
 from jrl.types import Array, Batch, Key, PyTree, Rollout, SequenceBatch
 
@@ -61,6 +62,7 @@ def make(
     in_step: bool = True,
     to_end: bool = False,
     next_action: bool = False,
+    hindsight: Hindsight | None = None,
 ) -> Storage:
     """Returns the Storage of one ring. Arguments: see `ring.make`; `length` is the number of rows of a sample.
 
@@ -81,6 +83,7 @@ def make(
         in_step=in_step,
         to_end=to_end,
         next_action=next_action,
+        hindsight=hindsight,
     )
     if faults := list(layout.faults()):
         raise InputError(*faults)
@@ -105,7 +108,7 @@ def _init(layout: Layout) -> State:
         obs=jax.tree.map(lambda x: rows(frames.stored(x, layout.stack)), layout.obs),
         action=jax.tree.map(rows, layout.action),
         reward=flat(jnp.float32),
-        flags=flat(jnp.uint8),
+        flags=flat(layout.flags_dtype),
         extras=jax.tree.map(rows, layout.extras),
         head=jnp.zeros(layout.clock, jnp.int32),
         length=jnp.zeros(layout.clock, jnp.int32),

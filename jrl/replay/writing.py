@@ -110,7 +110,7 @@ def _places(layout: Layout, state: State, rollout: Rollout) -> _Places:
 
 
 def _read(layout: Layout, state: State, at: _Places, steps: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the flags at each head [B] u8, and which oldest rows [n, B] u8 are overwritten and unmasked.
+    """Returns the flags at each head [B], and which oldest rows [n, B] are overwritten and unmasked.
 
     Flags are read once, and written once: see `jrl.replay.storage`.
     """
@@ -123,30 +123,31 @@ def _read(layout: Layout, state: State, at: _Places, steps: int) -> tuple[jax.Ar
 
 
 def _flags_of(layout: Layout, rollout: Rollout, at: _Places, hole: jax.Array) -> jax.Array:
-    """Returns the flags [1 + S - 1 + T + 1, B] u8 of seam, older frames, rows and the observation after them.
+    """Returns the flags [1 + S - 1 + T + 1, B] of seam, older frames, rows and the observation after them.
 
     Args:
-      hole: [B] u8, flags at each old head.
+      hole: [B], flags at each old head.
     """
+    dtype = layout.flags_dtype
     steps, (columns,) = rollout.reward.shape[0], rollout.contiguous.shape
-    bit = lambda x, value: jnp.where(rollout.mask & x, jnp.uint8(value), jnp.uint8(0))
+    bit = lambda x, value: jnp.where(rollout.mask & x, dtype(value), dtype(0))
     cut: jax.Array | bool = False  # rows that are `truncated` only because padding follows
     if at.is_row is not None:
         cut = at.is_row & (at.num_rows < steps) & (jnp.arange(steps)[:, None] == at.num_rows - 1)
     truncated = rollout.truncated & jnp.logical_not(cut)
     flags = bit(True, MASK) | bit(rollout.terminated, TERMINATED) | bit(truncated, TRUNCATED)
     flags = jnp.concatenate([flags, jnp.full_like(flags[:1], MASK)])  # valid until the next row overwrites it
-    if layout.lead:
+    if layout.most_age:
         age = jnp.where(at.seam, layout.lead, hole >> AGE).reshape(-1)
         flags |= _ages(layout, rollout, jnp.broadcast_to(age, (columns,))) << AGE
     if not layout.in_step:  # the observation after the rows, not after the padding
-        flags = flags.at[-1].set(jnp.take_along_axis(flags, at.num_rows, 0)[0] | jnp.uint8(MASK))
-    older = jnp.full((layout.lead, columns), SEAM, jnp.uint8)
+        flags = flags.at[-1].set(jnp.take_along_axis(flags, at.num_rows, 0)[0] | dtype(MASK))
+    older = jnp.full((layout.lead, columns), SEAM, dtype)
     return jnp.concatenate([(hole >> AGE << AGE | SEAM)[None], older, flags])
 
 
 def _ages(layout: Layout, rollout: Rollout, age: jax.Array) -> jax.Array:
-    """Returns the ages [T + 1, B] u8, at most S - 1, of the rows and the next observation.
+    """Returns the ages [T + 1, B], at most `most_age`, of the rows and the next observation.
 
     `age` [B] is the age of row 0.
     """
@@ -155,7 +156,7 @@ def _ages(layout: Layout, rollout: Rollout, age: jax.Array) -> jax.Array:
     row = jnp.arange(first.shape[0], dtype=jnp.int32)[:, None]
     begin = jax.lax.cummax(jnp.where(first, row, -1))
     age = jnp.where(begin >= 0, row - begin, age[None].astype(jnp.int32) + row)
-    return jnp.minimum(age, layout.lead).astype(jnp.uint8)
+    return jnp.minimum(age, layout.most_age).astype(layout.flags_dtype)
 
 
 def _write_flags(layout: Layout, ring: jax.Array, new: jax.Array, at: _Places) -> jax.Array:

@@ -417,6 +417,7 @@ GROUPS: dict[str, list[KeyRow]] = {
         row("store_buffer_in_checkpoints", "checkpoint.replay", "true: full, false: none",
             to=lambda job, x: "full" if x else "none"),
         container("replay_buffer_config", by="training", key="replay"),
+        *args("training", "replay", "hindsight"),
         *omit("samples are transitions, or sequences with memory", "replay_buffer_config.storage_unit "
               "replay_buffer_config.replay_batch_size replay_batch_size"),
         *omit("the buffer is on the learner's devices", "replay_buffer_config.num_replay_buffer_shards "

@@ -150,6 +150,10 @@ def buffers(
     if replay.prioritized:
         options |= {"alpha": replay.priority_alpha, "beta": replay.priority_beta, "eps": replay.priority_eps}
         options |= {"num_devices": devices, "by_updates": by_updates}
+    if replay.hindsight is not None:
+        from jrl.run.build_hindsight import relabelling
+
+        options["hindsight"] = relabelling(cfg, spec)
     from jrl.replay import prioritized, ring, sequences
 
     make: Callable[..., Buffer] = prioritized.make if replay.prioritized else ring.make

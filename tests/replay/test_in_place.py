@@ -8,6 +8,7 @@ from replay_oracle import struct
 
 from jrl.learn import memory, parallel
 from jrl.replay import prioritized, ring, sequences
+from jrl.replay.hindsight import Hindsight
 from jrl.types import Rollout
 
 B, T, FRAME, WIDTH, CAPACITY = 4, 3, (4, 8, 8), 20, 80_000
@@ -15,12 +16,18 @@ SIZES = {"capacity": CAPACITY, "num_envs": B, "batch_size": 8}
 
 
 def spaces():
-    return {"image": struct(FRAME, "uint8"), "vector": struct((WIDTH,))}, struct((), "int32")
+    obs = {"image": struct(FRAME, "uint8"), "vector": struct((WIDTH,))}
+    return obs | {"achieved_goal": struct((2,)), "desired_goal": struct((2,))}, struct((), "int32")
+
+
+def goal_reward(achieved, desired):
+    return achieved.sum(1), (achieved == desired).all(1)
 
 
 BUFFERS = {
     "ring": lambda: ring.make(*spaces(), gamma=0.9, n_step=3, **SIZES),
     "stack": lambda: ring.make(*spaces(), gamma=0.9, frame_stack=ring.FrameStack(4), **SIZES),
+    "hindsight": lambda: ring.make(*spaces(), gamma=0.9, hindsight=Hindsight("future", 0.8, goal_reward), **SIZES),
     "prioritized": lambda: prioritized.make(*spaces(), gamma=0.9, alpha=0.6, beta=0.4, **SIZES),
     "sequences": lambda: sequences.make(*spaces(), gamma=0.9, length=4, burn_in=2, alpha=0.6, **SIZES),
 }
@@ -97,7 +104,7 @@ def faults(program, state, rollout):
     if "input_output_alias" not in text:
         found.append("no input_output_alias")
     for x in rings(state):
-        kind = {"float32": "f32", "int32": "s32", "uint8": "u8"}[str(x.dtype)]
+        kind = {"float32": "f32", "int32": "s32", "uint8": "u8", "uint32": "u32"}[str(x.dtype)]
         shape = f"= {kind}[{','.join(map(str, x.shape))}]"
         found += [line.strip()[:100] for line in text.splitlines() if shape in line and " copy(" in line]
     address = lambda state: [x.unsafe_buffer_pointer() for x in rings(state)]

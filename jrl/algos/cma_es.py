@@ -88,7 +88,7 @@ def init(cfg: Config, size: int) -> dict[str, Array]:
 
 def sample(cfg: Config, own: dict[str, Array], key: Key, size: int) -> Array:
     """Returns deviations [N, P], sigma B D z (equations 38 to 40)."""
-    scaled = own["sigma"] * own["lengths"] * jax.random.normal(key, (cfg.population, size))
+    scaled = own["sigma"] * own["lengths"][None] * jax.random.normal(key, (cfg.population, size))
     return scaled if cfg.covariance == "diagonal" else scaled @ own["axes"].T
 
 
@@ -107,7 +107,7 @@ def learn(cfg: Config, own: dict, deviations: Array, scores: Array, generation: 
     is_short = length / unbiased < (1.4 + 2 / (size + 1)) * r.norm  # h_sigma
     path_c = (1 - r.c_c) * own["path_c"] + is_short * math.sqrt(r.c_c * (2 - r.c_c) * r.mu_eff) * y_w  # 45
     kept = 1 - r.c_1 - r.c_mu + (1 - is_short) * r.c_1 * r.c_c * (2 - r.c_c)
-    outer: Any = (lambda w, x: w @ x**2) if diagonal else (lambda w, x: (x.T * w) @ x)
+    outer: Any = (lambda w, x: w @ x**2) if diagonal else (lambda w, x: (x.T * w[None]) @ x)
     matrix = kept * own["matrix"] + r.c_1 * outer(jnp.ones(1), path_c[None]) + r.c_mu * outer(weights, y)  # 47
     own = {"sigma": sigma, "path_sigma": path_sigma, "path_c": path_c, "matrix": matrix}
     if diagonal:

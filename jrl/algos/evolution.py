@@ -90,8 +90,8 @@ def rank_weights(scores: Array, by_rank: Array) -> Array:
     >>> rank_weights(jnp.array([1.0, 5.0, 1.0]), jnp.array([6.0, 2.0, 0.0]))
     Array([1., 6., 1.], dtype=float32)
     """
-    better = jnp.sum(scores > scores[:, None], 1)
-    last = jnp.sum(scores >= scores[:, None], 1)
+    better = jnp.sum(scores[None] > scores[:, None], 1)
+    last = jnp.sum(scores[None] >= scores[:, None], 1)
     total = jnp.concatenate([jnp.zeros(1), jnp.cumsum(by_rank)])
     return (total[last] - total[better]) / (last - better)
 
@@ -144,7 +144,7 @@ def deviations(cfg: Evolution, state: State, strategy: Strategy) -> Array:
 def actor(cfg: Evolution, agent: Agent, state: State, strategy: Strategy) -> ActorState:
     """Returns the mean and the parameters of all members, leaves [N, *]."""
     mean, unravel = ravel_pytree(state.params)
-    members = jax.vmap(unravel)(mean + deviations(cfg, state, strategy))
+    members = jax.vmap(unravel)(mean[None] + deviations(cfg, state, strategy))
     return ActorState(state.params, state.obs_stats, noisy=members)
 
 
@@ -170,7 +170,7 @@ def member_scores(cfg: Evolution, agent: Agent, rollout: Rollout) -> tuple[Array
     reward = jnp.where(rollout.mask, rollout.reward - cfg.alive_bonus, 0.0)
     ends = (rollout.terminated | rollout.truncated) & rollout.mask
     in_ended = jnp.flip(jnp.cumsum(jnp.flip(ends, 0), 0), 0) > 0
-    totals = jnp.where(in_ended | ~ends.any(0), reward, 0.0).sum(0)
+    totals = jnp.where(in_ended | ~ends.any(0)[None], reward, 0.0).sum(0)
     episodes = jnp.maximum(ends.sum(0), rollout.mask.any(0)).astype(jnp.float32)
     member = agents.split_carry(rollout.carry)[0].member
     by_member = jnp.zeros((cfg.population, 2)).at[member].add(jnp.stack([totals, episodes], 1))

@@ -39,7 +39,12 @@ _EPOCHS = {"num_epochs": 2, "num_minibatches": 2}
 _PROBE = {"lr": 1e-2, "gamma": 0.9}
 _PROBE_EPOCHS = {**_PROBE, "num_epochs": 4, "num_minibatches": 2}
 _FEW = {"population": 4}
-_GENERATION: dict[str, Any] = {"lr": ((0, 0.2), (200, 0.1)), "normalize_obs": True, "alive_bonus": 0.2, "max_grad_norm": 5.0}
+_GENERATION: dict[str, Any] = {
+    "lr": ((0, 0.2), (200, 0.1)),
+    "normalize_obs": True,
+    "alive_bonus": 0.2,
+    "max_grad_norm": 5.0,
+}
 _EPSILON = {"exploration": EpsilonGreedy(epsilon=0.2)}
 
 CASES: dict[str, Case] = {

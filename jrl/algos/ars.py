@@ -11,7 +11,7 @@ over the b directions of greatest max(r+, r-), and sigma_R is the standard devia
 `normalize_obs` this is V2-t of the paper, without it V1-t. `jrl.algos.evolution` has acting and scores.
 """
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import jax.numpy as jnp
 from jax import lax
@@ -46,7 +46,9 @@ class Config(Evolution):
         return faults
 
 
-def learn(cfg: Config, own: dict, deviations: Array, scores: Array, generation: Array) -> tuple[Array, dict]:
+def learn(
+    cfg: Config, own: dict[str, Any], deviations: Array, scores: Array, generation: Array
+) -> tuple[Array, dict[str, Any]]:
     """Returns the step [P] before the factor lr; arguments as for `evolution.Strategy.learn`."""
     pairs = scores.reshape(2, -1)
     best, index = lax.top_k(pairs.max(0), cfg.top_directions or pairs.shape[1])

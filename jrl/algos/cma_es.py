@@ -77,7 +77,7 @@ def _eigh(matrix):
     return jnp.linalg.eigh(matrix)
 
 
-def init(cfg: Config, size: int) -> dict[str, Array]:
+def init(cfg: Config, size: int) -> dict[str, Any]:
     """Returns sigma [], both evolution paths [P], and C with its factors: [P, P], or [P] of a diagonal."""
     own = {name: jnp.zeros(size) for name in ("path_sigma", "path_c")}
     own |= {"sigma": jnp.asarray(cfg.noise_std, jnp.float32), "lengths": jnp.ones(size)}
@@ -86,13 +86,15 @@ def init(cfg: Config, size: int) -> dict[str, Array]:
     return own | {"matrix": jnp.eye(size), "axes": jnp.eye(size)}
 
 
-def sample(cfg: Config, own: dict[str, Array], key: Key, size: int) -> Array:
+def sample(cfg: Config, own: dict[str, Any], key: Key, size: int) -> Array:
     """Returns deviations [N, P], sigma B D z (equations 38 to 40)."""
     scaled = own["sigma"] * own["lengths"][None] * jax.random.normal(key, (cfg.population, size))
     return scaled if cfg.covariance == "diagonal" else scaled @ own["axes"].T
 
 
-def learn(cfg: Config, own: dict, deviations: Array, scores: Array, generation: Array) -> tuple[Array, dict]:
+def learn(
+    cfg: Config, own: dict[str, Any], deviations: Array, scores: Array, generation: Array
+) -> tuple[Array, dict[str, Any]]:
     """Returns the step [P] and the adapted arrays; arguments as for `evolution.Strategy.learn`."""
     diagonal, size = cfg.covariance == "diagonal", deviations.shape[1]
     r = rates(cfg.population, size, diagonal=diagonal)

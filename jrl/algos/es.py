@@ -11,7 +11,7 @@ The utility u_i is the member's rank, from 1/2 for the best return to -1/2 for t
 step; the paper's weight decay is that of adamw. `jrl.algos.evolution` has acting and scores.
 """
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import jax.numpy as jnp
 
@@ -36,7 +36,9 @@ class Config(Evolution):
         return evolution.pair_faults(self) + super().validate()
 
 
-def learn(cfg: Config, own: dict, deviations: Array, scores: Array, generation: Array) -> tuple[Array, dict]:
+def learn(
+    cfg: Config, own: dict[str, Any], deviations: Array, scores: Array, generation: Array
+) -> tuple[Array, dict[str, Any]]:
     """Returns the gradient [P]; arguments as for `evolution.Strategy.learn`."""
     utilities = evolution.rank_weights(scores, jnp.linspace(0.5, -0.5, cfg.population))
     return utilities @ deviations / (cfg.population * cfg.noise_std**2), own

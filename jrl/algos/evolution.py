@@ -54,20 +54,22 @@ class Evolution(Common):
     def validate(self) -> list[str]:
         faults = super().validate()
         if self.normalize_reward:
-            faults.append("normalize_reward: members are compared by their returns, whose scale is unused: leave it out")
+            faults.append(
+                "normalize_reward: members are compared by their returns, whose scale is unused: leave it out"
+            )
         return faults
 
 
 class Strategy(NamedTuple):
     """An evolution strategy as pure functions of N members with P parameters; cfg is its Config."""
 
-    init: Callable[..., dict[str, Array]]  # (cfg, P) -> its own arrays by name
+    init: Callable[..., dict[str, Any]]  # (cfg, P) -> its own arrays by name
     sample: Callable[..., Array]  # (cfg, own arrays, key, P) -> deviations [N, P] of the members from the mean
     # (cfg, own arrays, deviations, scores [N], generation [] u32) -> (step [P] of the mean uphill, own arrays)
-    learn: Callable[..., tuple[Array, dict[str, Array]]]
+    learn: Callable[..., tuple[Array, dict[str, Any]]]
 
 
-def mirrored(cfg: Any, own: dict[str, Array], key: Key, size: int) -> Array:
+def mirrored(cfg: Any, own: dict[str, Any], key: Key, size: int) -> Array:
     """Returns deviations [N, P] in antithetic pairs: member i + N / 2 is the mirror image of member i."""
     half = cfg.noise_std * jax.random.normal(key, (cfg.population // 2, size))
     return jnp.concatenate([half, -half])
@@ -168,7 +170,7 @@ def outputs(cfg: Evolution, agent: Agent, state: State, obs: PyTree) -> dict[str
 def member_scores(cfg: Evolution, agent: Agent, rollout: Rollout) -> tuple[Array, Metrics]:
     """Returns the scores [N] of the members: see the top of this file. A member that failed has the lowest score."""
     reward = jnp.where(rollout.mask, rollout.reward - cfg.alive_bonus, 0.0)
-    ends = (rollout.terminated | rollout.truncated) & rollout.mask
+    ends = jnp.asarray((rollout.terminated | rollout.truncated) & rollout.mask)
     in_ended = jnp.flip(jnp.cumsum(jnp.flip(ends, 0), 0), 0) > 0
     totals = jnp.where(in_ended | ~ends.any(0)[None], reward, 0.0).sum(0)
     episodes = jnp.maximum(ends.sum(0), rollout.mask.any(0)).astype(jnp.float32)
@@ -179,8 +181,8 @@ def member_scores(cfg: Evolution, agent: Agent, rollout: Rollout) -> tuple[Array
     valid = jnp.isfinite(score)
     score = jnp.where(valid, score, jnp.min(score, initial=jnp.finfo(score.dtype).max, where=valid))
     score = jnp.where(valid.any(), score, 0.0)
-    names = {"mean": jnp.mean, "std": jnp.std, "max": jnp.max, "min": jnp.min}
-    return score, {f"members/score_{name}": of(score) for name, of in names.items()}
+    metrics = {"mean": score.mean(), "std": score.std(), "max": score.max(), "min": score.min()}
+    return score, {f"members/score_{name}": x for name, x in metrics.items()}
 
 
 def init(cfg: Evolution, agent: Agent, key: Key, strategy: Strategy) -> State:
@@ -199,16 +201,14 @@ def update(
     own = {name: x for name, x in state.own.items() if name != "seed"}
     step, own = strategy.learn(cfg, own, deviations(cfg, state, strategy), scores, state.updates)
     lr = schedules.value(cfg.lr, state.env_steps)
-    gradient = ravel_pytree(state.params)[1](-step)
+    gradient = ravel_pytree(state.params)[1](-jnp.asarray(step))
     params, opt_state = agents.descend(cfg, agent, lr, gradient, state.opt_state, state.params)
     own["seed"] = jax.random.bits(key)
     state = replace(state, params=params, opt_state=opt_state, own=own, updates=state.updates + 1)
     return agents.observed(agent, state, rollout), UpdateAux(metrics | {"train/lr": lr})
 
 
-def make(
-    strategy: Strategy, cfg: Any, spec: EnvSpec, network: NetworkConfig, **options: Unpack[MakeOptions]
-) -> Algo:
+def make(strategy: Strategy, cfg: Any, spec: EnvSpec, network: NetworkConfig, **options: Unpack[MakeOptions]) -> Algo:
     """Makes the on-policy Algo of an evolution strategy; arguments and errors: see `jrl.algos`.
 
     Raises:
@@ -221,6 +221,4 @@ def make(
     algo = agents.algo(
         cfg, agent, init=bind(init), policy=policy, update=bind(update), outputs=outputs, memory=agent.net.network.carry
     )
-    return algo._replace(
-        actor=functools.partial(bind(actor), cfg, agent), carry=functools.partial(carry, cfg, agent)
-    )
+    return algo._replace(actor=functools.partial(bind(actor), cfg, agent), carry=functools.partial(carry, cfg, agent))

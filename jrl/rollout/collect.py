@@ -114,9 +114,7 @@ class HostCollector(FromHost):
     `restart`: whether each rollout begins new episodes in all environments.
     """
 
-    def __init__(
-        self, env: Env, act: Callable[..., ActOut], *, length: int, restart: bool = False, **options: Any
-    ):
+    def __init__(self, env: Env, act: Callable[..., ActOut], *, length: int, restart: bool = False, **options: Any):
         self._obs: PyTree
         self._restart = restart
         super().__init__(env, act, length=length, **options)

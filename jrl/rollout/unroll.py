@@ -94,7 +94,9 @@ def make(
     if isinstance(length, jax.core.Tracer):
         raise InputError("length: expected a whole number, got a traced array: make one program for each length")
     if restart and not env.pure:
-        raise InputError("restart: expected environments that a program can reset, got EnvPool's: step them from the host")
+        raise InputError(
+            "restart: expected environments that a program can reset, got EnvPool's: step them from the host"
+        )
     num_envs = env.spec.num_envs
 
     def initial(vector) -> PyTree:

@@ -38,7 +38,7 @@ _CLIPPED_STEPS = {
 _EPOCHS = {"num_epochs": 2, "num_minibatches": 2}
 _PROBE = {"lr": 1e-2, "gamma": 0.9}
 _PROBE_EPOCHS = {**_PROBE, "num_epochs": 4, "num_minibatches": 2}
-_FEW = {"population": 4}
+_FEW = {"population": 4, "normalize_obs": False}
 _GENERATION: dict[str, Any] = {
     "lr": ((0, 0.2), (200, 0.1)),
     "normalize_obs": True,

@@ -49,6 +49,9 @@ OPTIONS = {
     "marwil": {"weight": "softmax", "normalize_obs": True, "max_grad_norm": 0.5},
     "dt": {"target_return": 2.0, "normalize_obs": True, "max_grad_norm": 0.5},
     "distill": {"student_acts": 0.5, "normalize_obs": True, "max_grad_norm": 0.5},
+    "ars": {"top_directions": 2, "alive_bonus": 0.2},
+    "es": {"alive_bonus": 0.2, "max_grad_norm": 0.5},
+    "cma_es": {"normalize_obs": True},
 }
 # fields of States, as they were called -> as they are
 RENAMED = {

@@ -233,8 +233,9 @@ FEATURES: dict[str, list[Feature]] = {
             "algo.target_return", 9.0, "DT")),
         lacks("CRR", "`marwil` with `weight: binary` has its filter, `iql` its critic",
             lambda: unknown_algorithms("CRR")),
-        lacks("DreamerV3, AlphaZero, MuZero, ES, ARS, bandits, MAML, MADDPG", "see [limits](limits.md)",
-          lambda: unknown_algorithms("DreamerV3", "ES", "MADDPG")),
+        works("ARS, ES", "`ars`, `es`; as an addition `cma_es`", has("api", "ARS", "ES")),
+        lacks("DreamerV3, AlphaZero, MuZero, bandits, MAML, MADDPG", "see [limits](limits.md)",
+          lambda: unknown_algorithms("DreamerV3", "MuZero", "MADDPG")),
     ],
     "Environment options": [
         works("a Gymnasium id, a class, a class path, a registered name",

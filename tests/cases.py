@@ -8,6 +8,7 @@ import pytest
 
 from jrl.algos.critic_heads import Critic
 from jrl.algos.exploration import EpsilonGreedy, Gaussian
+from jrl.algos.optimizers import AdamW
 
 
 class Case(NamedTuple):
@@ -38,6 +39,13 @@ _CLIPPED_STEPS = {
 _EPOCHS = {"num_epochs": 2, "num_minibatches": 2}
 _PROBE = {"lr": 1e-2, "gamma": 0.9}
 _PROBE_EPOCHS = {**_PROBE, "num_epochs": 4, "num_minibatches": 2}
+_FEW = {"population": 4, "normalize_obs": False}
+_GENERATION: dict[str, Any] = {
+    "lr": ((0, 0.2), (200, 0.1)),
+    "normalize_obs": True,
+    "alive_bonus": 0.2,
+    "max_grad_norm": 5.0,
+}
 _EPSILON = {"exploration": EpsilonGreedy(epsilon=0.2)}
 
 CASES: dict[str, Case] = {
@@ -120,4 +128,9 @@ CASES: dict[str, Case] = {
     ),
     # the student learns what its teacher does, whatever the reward: tests/algos/test_distill.py
     "distill": Case({**_RATE, **_STATISTICS, "student_acts": 0.5, "max_grad_norm": 0.5}, {}, _EPOCHS),
+    # populations know no values: what they learn is in tests/algos/test_evolution.py
+    "ars": Case({**_GENERATION, "top_directions": 1}, {}, _FEW),
+    "es": Case({**_GENERATION, "optimizer": AdamW(weight_decay=0.1)}, {}, _FEW, like="ars"),
+    # an image's network has too many parameters for a full matrix
+    "cma_es": Case({**_GENERATION, "covariance": "full"}, {}, {**_FEW, "covariance": "diagonal"}, like="ars"),
 }  # fmt: skip

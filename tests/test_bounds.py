@@ -23,7 +23,17 @@ CLASSES = {
     **{c.__name__: c for name, c in vars(sections).items() if name.endswith(("Config", "Settings"))},
 }
 # any finite number has a meaning
-ANY = {"reward_scale", "randomize", "v_min", "v_max", "target_entropy", "cql_target_gap", "target_return", "stop"}
+ANY = {
+    "alive_bonus",
+    "reward_scale",
+    "randomize",
+    "v_min",
+    "v_max",
+    "target_entropy",
+    "cql_target_gap",
+    "target_return",
+    "stop",
+}
 
 
 def takes_numbers(hint):

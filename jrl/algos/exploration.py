@@ -106,6 +106,13 @@ class Random:
 
 
 @hyperparams
+class Members:
+    """The best action of each environment's member of a population, see `jrl.algos.evolution`."""
+
+    name: Literal["members"] = "members"
+
+
+@hyperparams
 class ParameterNoiseQ:
     """The greedy action of Q values from parameters with adaptive normal noise (arXiv:1706.01905).
 
@@ -173,7 +180,16 @@ OverDistributions = Stochastic | Random | Custom
 OverGaussians = Stochastic | HeldNoise | Random | Custom
 ParameterNoise = ParameterNoiseQ | ParameterNoiseAction
 Exploration = (
-    EpsilonGreedy | SoftQ | Gaussian | OrnsteinUhlenbeck | Stochastic | HeldNoise | ParameterNoise | Random | Custom
+    EpsilonGreedy
+    | SoftQ
+    | Gaussian
+    | OrnsteinUhlenbeck
+    | Stochastic
+    | HeldNoise
+    | Members
+    | ParameterNoise
+    | Random
+    | Custom
 )
 
 # exploration -> kind of output that it needs; other explorations accept any kind
@@ -252,7 +268,7 @@ def make(cfg: Exploration, action_space: Space, kinds: tuple[str, ...]) -> Explo
     if isinstance(cfg, Custom):
         own_carry, choose = _custom(cfg, action_space, kind)
         carry = lambda batch_size, first=0, total=None: own_carry(batch_size)
-    random_timesteps = 0 if isinstance(cfg, Random) else cfg.random_timesteps
+    random_timesteps = 0 if isinstance(cfg, Random | Members) else cfg.random_timesteps
 
     def draw(with_log_prob, output, key, env_steps, carry, mask=None):
         action, log_prob, carry = choose(output, key, env_steps, carry, mask)
@@ -268,7 +284,7 @@ def make(cfg: Exploration, action_space: Space, kinds: tuple[str, ...]) -> Explo
                 log_prob = jnp.where(early, uniform.log_prob(action_space, mask), log_prob)
         return (action, log_prob, carry) if with_log_prob else (action, carry)
 
-    reads_env_steps = bool(random_timesteps) or not isinstance(cfg, Stochastic | Random)
+    reads_env_steps = bool(random_timesteps) or not isinstance(cfg, Stochastic | Random | Members)
     return Explorer(carry, functools.partial(draw, False), kind, functools.partial(draw, True), reads_env_steps)
 
 
@@ -313,6 +329,8 @@ def _choose(
             noise, left = carry
             carry = noise, left = ops.held_noise(noise, left, key, exponent=cfg.exponent, longest=cfg.longest)
             action, log_prob = output.from_noise(noise)
+        case Members():  # the output comes from each member's parameters
+            action = output.mode()
         case Random():
             from jrl.algos import uniform
 

@@ -168,7 +168,8 @@ def check_action(cfg: Any, space: Space) -> None:
     if isinstance(space, kinds) and not whole:
         return
     known: dict[str, Any] = {name: algos.get_config_class(name) for name in algos.names()}
-    fits = lambda config: isinstance(space, config.acts_in) and not config.in_teams and not config.has_teacher
+    special = lambda config: config.in_teams or config.has_teacher or config.has_members
+    fits = lambda config: isinstance(space, config.acts_in) and not special(config)
     others = [name for name, config in known.items() if fits(config)]
     fix = "no algorithm handles a Box of integers" if whole else f"use {algos.either(algos.alike(cfg, others))}"
     names = ["float Box" if kind is Box else kind.__name__ for kind in get_args(kinds) or (kinds,)]

@@ -528,6 +528,31 @@ TABLE = (
         },
         "{key}: {name} learns from a teacher, and {why}: leave it out",
     ),
+    *_excluded(
+        "algo.name",
+        lambda c: traits(c.algo).has_members,
+        {
+            "multi_agent": "the agents of a game would be of different members",
+            "external": "clients begin their own episodes",
+            "rollout.mode": "a generation waits for the scores of the last",
+            "rollout.batch_mode": "its rollouts begin new episodes already",
+            "env.batch_size": "all members play for the same number of steps",
+            "env.batch_wait_ms": "all members play for the same number of steps",
+        },
+        "{key}: {name} plays a generation of members in each rollout, and {why}: leave it out",
+    ),
+    Row("algo.name rollout.explore", lambda c: (
+            traits(c.algo).has_members
+            and not c.rollout.explore
+            and f"rollout.explore: {_name(c)} compares members, and without exploration all act as their mean: leave "
+            "it out"
+        )),
+    Row("algo.population env.num_envs", lambda c: (
+            traits(c.algo).has_members
+            and c.env.num_envs % c.algo.population
+            and f"env.num_envs: expected a multiple of algo.population {c.algo.population}, got {c.env.num_envs}: use "
+            f"{_near(c.env.num_envs, c.algo.population)}"
+        )),
     Row("network.norm network.critic_norm network.dropout network.critic_dropout network.torso network.critic_torso "
         "network.core.name algo.name", _regularization_faults),
     Row("network.max_seq_len network.core.name",

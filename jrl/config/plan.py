@@ -15,6 +15,7 @@ _UPDATES_PER_CALL = 256  # most updates from replay in one call
 _UPDATES_FROM_DATA = 2_500  # most updates in one call of a run from data alone
 _STEPS_BY_GAME = 256  # most steps in one call if a mapping is called per game
 LENGTH = 128  # default steps per environment and iteration
+GENERATION = 1_000  # the same for populations, whose rollouts hold whole episodes
 SEQUENCE = 20  # default steps of a sequence from replay that are learned from
 STEPS_PER_REPORT = 1_000  # steps between result rows of a run without an end
 
@@ -58,7 +59,7 @@ class Sizes:
         if self.cfg.rollout.length is not None:
             return self.cfg.rollout.length
         if self.cfg.replay is None:
-            return LENGTH
+            return GENERATION if traits(self.cfg.algo).has_members else LENGTH
         return max(1, (self.cfg.replay.train_every or 1) // max(1, self.cfg.env.num_envs))
 
     @functools.cached_property
@@ -93,9 +94,9 @@ class Sizes:
 
     @functools.cached_property
     def is_numbered(self) -> bool:
-        """Returns whether acting needs the environments' numbers, for exploration or policies by game."""
+        """Returns whether acting needs the environments' numbers: for exploration, members or policies by game."""
         ladder = getattr(getattr(self.cfg.algo, "exploration", None), "ladder", False)
-        return policy_mapping.by_game(self.cfg.multi_agent) or ladder
+        return policy_mapping.by_game(self.cfg.multi_agent) or ladder or traits(self.cfg.algo).has_members
 
     @functools.cached_property
     def why_two_programs(self) -> str:

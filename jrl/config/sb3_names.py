@@ -7,13 +7,10 @@
 _MEMORY = "it is ppo with a memory: --algo ppo --set network.core.name=lstm"
 _APEX = "it is dqn with prioritised replay: --algo dqn --set replay.prioritized=true --set env_runners.num=4"
 _GRADIENT = "it is an example of a checkout, --algo examples.reinforce; the nearest here: --algo a2c"
-_SEARCH = "jrl has no search without gradients: --algo ppo learns any action, --algo sac continuous actions"
 ALGORITHMS = {
     "recurrentppo": _MEMORY,
     "maskableppo": "it is ppo, which reads an item action_mask of the observation or the infos: --algo ppo",
     "trpo": "jrl does not have it: the nearest is --algo ppo --set algo.target_kl=0.01",
-    "ars": _SEARCH,
-    "es": _SEARCH,
     "her": "it is an option of replay: --algo sac --set replay.hindsight={}",
     "reinforce": _GRADIENT,
     "pg": _GRADIENT,
@@ -71,6 +68,13 @@ KEYS: dict[str, str | tuple[str, str]] = {
                     (_POLICY_ACTS, _EPSILON)),
     "action_noise": (_POLICY_ACTS, _NOISE),
     "policy_delay": "algo.policy_every",
+    # ARS of sb3-contrib
+    "n_delta": "algo.population counts members, two for each direction: it is 2 x n_delta, and env.num_envs a multiple",
+    "n_top": "algo.top_directions",
+    "delta_std": "algo.noise_std",
+    "alive_bonus_offset": "algo.alive_bonus is subtracted from each reward: it is -alive_bonus_offset",
+    "zero_policy": "the output layer begins at 0, always: leave it out",
+    "n_eval_episodes": "a member plays rollout.length steps in each of its env.num_envs / algo.population environments",
     "target_policy_noise": "algo.target_noise",
     "clip_range_vf": "algo.value_clip_eps",
     **dict.fromkeys(("use_sde", "sde_sample_freq", "use_sde_at_warmup", "use_expln", "full_std"), _SDE),

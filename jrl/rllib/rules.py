@@ -220,6 +220,13 @@ def _lambda(job: Job, key: str, value: Any) -> None:
     return job.put(key, "algo.gae_lambda", value)
 
 
+@rule("num_rollouts", "episodes_per_batch")
+def _members(job: Job, key: str, value: int) -> None:
+    members = 2 * (value if key == "num_rollouts" else -(-value // 2))
+    job.put(key, "algo.population", members)
+    job.put(key, "env.num_envs", members, "an environment for each member")
+
+
 @rule("kl_coeff", "use_kl_loss", "kl_target")
 def _kl(job: Job, key: str, value: Any) -> None:
     used = job.given.get("use_kl_loss", job.algo != "appo")  # RLlib's APPO has it off

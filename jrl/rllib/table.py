@@ -385,6 +385,22 @@ GROUPS: dict[str, list[KeyRow]] = {
         *refuse("DT learns only actions", "loss_coef_obs loss_coef_returns_to_go use_obs_output use_return_output"),
         *omit("DT learns only actions", "loss_coef_actions"),
     ],
+    "ARS and ES": [
+        row("num_rollouts", "algo.population, env.num_envs", "directions become pairs of members, an environment each",
+            takes="whole", least=1, ruled=True),
+        row("episodes_per_batch", "algo.population, env.num_envs", "the next even number of members, an environment "
+            "each", takes="whole", least=1, ruled=True),
+        row("rollouts_used", "algo.top_directions", "ARS"),
+        row("noise_stdev", "algo.noise_std"),
+        row("sgd_stepsize stepsize", "algo.lr"),
+        row("l2_coeff", "algo.optimizer", "ES: adamw, whose weight decay is not scaled by Adam's denominator",
+            takes="number", least=0, to=lambda job, x: {"name": "adamw", "weight_decay": x}),
+        *omit("members act without noise on their actions", "action_noise_std"),
+        *omit("members follow from a seed, without a table of noise", "noise_size"),
+        *omit("the mean of the population is evaluated by evaluation.every", "eval_prob"),
+        *omit("run.smoothing_episodes", "report_length"),
+        *omit(_AUTO, "tf_single_threaded"),
+    ],
     "Replay": [
         row("replay_buffer_config.capacity buffer_size", "replay.capacity",
             "with memory: sequences become transitions, unless storage_unit has another unit", takes="whole", least=1),
@@ -699,6 +715,8 @@ ALGORITHMS = {
     "marwil": AlgorithmRow("marwil"),
     "cql": AlgorithmRow("sac", "with conservative true", {"algo.conservative": True}),
     "iql": AlgorithmRow("iql"),
+    "ars": AlgorithmRow("ars", "network.hidden: [] is the linear policy of its paper"),
+    "es": AlgorithmRow("es"),
     "dt": AlgorithmRow(
         "dt", "one token for each step, of the observation, the action before it and the return to go",
         {"network.core.name": "gtrxl", "network.use_prev_action": True, "network.use_prev_reward": True},

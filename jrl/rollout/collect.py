@@ -109,10 +109,14 @@ class FromHost(Source):
 
 
 class HostCollector(FromHost):
-    """Rollouts of synchronous host environments; a Source. Arguments as for `FromHost`."""
+    """Rollouts of synchronous host environments; a Source. Arguments as for `FromHost`.
 
-    def __init__(self, env: Env, act: Callable[..., ActOut], *, length: int, **options: Any):
+    `restart`: whether each rollout begins new episodes in all environments.
+    """
+
+    def __init__(self, env: Env, act: Callable[..., ActOut], *, length: int, restart: bool = False, **options: Any):
         self._obs: PyTree
+        self._restart = restart
         super().__init__(env, act, length=length, **options)
         self._record = jax.jit(self._record_step, donate_argnums=0)
         self._allocate = jax.jit(self._empty_buffer)
@@ -132,6 +136,10 @@ class HostCollector(FromHost):
 
     def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]:
         """Returns the next T steps of every environment."""
+        if self._restart and self._started.any():
+            columns = episodes.clear_running(self.columns)
+            self.reset()
+            self.columns = columns
         shape = (self._length, len(self._done))
         reward, mask = np.empty(shape, np.float32), np.empty(shape, bool)
         terminated, truncated = np.empty(shape, bool), np.empty(shape, bool)

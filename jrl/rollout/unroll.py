@@ -65,6 +65,7 @@ def make(
     running_return_gamma=None,
     explore: bool = True,
     window: int = episodes.WINDOW,
+    restart: bool = False,
     cut: bool = True,
     record: bool = False,
     count_agents: bool = False,
@@ -82,10 +83,11 @@ def make(
       running_return_gamma: `Algo.running_return_gamma`.
       explore: passed to `act`.
       window: number of latest episodes in the report.
+      restart: whether each rollout begins new episodes in all environments; their tasks stay.
       cut, record, count_agents: see `finish`.
       packs: whether the loop stacks few arrays, see `jrl.rollout.packing`; results are the same.
     Raises:
-      InputError: host environments, or a traced length.
+      InputError: host environments, a traced length, or environments that cannot restart inside a program.
     """
     if not isinstance(env, JaxEnv):
         raise InputError(
@@ -94,6 +96,10 @@ def make(
         )
     if isinstance(length, jax.core.Tracer):
         raise InputError("length: expected a whole number, got a traced array: make one program for each length")
+    if restart and not env.pure:
+        raise InputError(
+            "restart: expected environments that a program can reset, got EnvPool's: step them from the host"
+        )
     num_envs = env.spec.num_envs
 
     def initial(vector) -> PyTree:
@@ -108,7 +114,17 @@ def make(
         env_state, obs = env.reset(key)
         return UnrollState(env_state, obs, *at_start(vector))
 
+    def restarted(state: UnrollState, key: Key, vector) -> UnrollState:
+        new = init(key, vector)
+        env_state = new.env_state
+        if env.set_task is not None and env.get_task is not None:
+            env_state = env.set_task(env_state, env.get_task(state.env_state))
+        return dataclasses.replace(new, env_state=env_state, columns=episodes.clear_running(state.columns))
+
     def step(state: UnrollState, actor: PyTree, key: Key, vector=0):
+        if restart:
+            key, reset_key = jax.random.split(key)
+            state = restarted(state, reset_key, vector)
         initial_carry = initial(vector)
 
         def body(loop, keys):

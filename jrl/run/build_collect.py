@@ -88,7 +88,8 @@ def environment(
         section,
         seed=cfg.run.seed,
         place=Place(role, index, offset, worker_index, cfg.env_runners.num),
-        host=cfg.rollout.collector == "host" or _take_turns(cfg),
+        # EnvPool cannot begin new episodes inside a program
+        host=cfg.rollout.collector == "host" or _take_turns(cfg) or traits(cfg.algo).has_members,
         on_failure=on_failure(cfg.env_runners),
         use_prev_action=cfg.network.use_prev_action,
         use_prev_reward=cfg.network.use_prev_reward,
@@ -290,6 +291,7 @@ def collecting(plan: Plan, algo: Algo, *, record: bool = False) -> dict[str, Any
         "running_return_gamma": np.tile(gamma, games) if isinstance(gamma, np.ndarray) else gamma,
         **({"record": True} if record or plan.policies.watches_games else {}),
         "count_agents": cfg.rollout.count_steps_by == "agent_steps",
+        **({"restart": True} if traits(cfg.algo).has_members else {}),
     }
 
 

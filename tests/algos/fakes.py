@@ -57,6 +57,11 @@ def has_teacher(name):
     return algos.get_config_class(name).has_teacher
 
 
+def has_members(name):
+    """Returns whether an algorithm learns from a population, whose members act without noise."""
+    return traits(algos.get_config_class(name)).has_members
+
+
 def acts_in(name, kind):
     """Whether an algorithm acts in spaces of this kind, whatever it observes."""
     return issubclass(kind, algos.get_config_class(name).acts_in) and not in_teams(name)

@@ -19,6 +19,7 @@ from fakes import assert_close, assert_same, differ
 from jax.sharding import PartitionSpec as P
 
 from jrl import algos, config
+from jrl.algos.curiosity import Rnd
 from jrl.algos.exploration import EpsilonGreedy
 from jrl.fields import hyper
 from jrl.fields.data import Fresh, learns_from
@@ -128,6 +129,7 @@ PRIVILEGED = Dict((("x", Box((3,))), ("state", Box((2,)))))  # the critic alone 
 CORES = {"gru": hyper.Gru(size=6), "lstm": hyper.Lstm(size=6)}
 # what may go wrong with memory and one of them alone
 OPTIONS = {
+    "ppo": ({}, {"curiosity": Rnd(hidden=(8,), features=4), "normalize_obs": True}),
     "dqn": (
         {"noisy": True, "dueling": True, "head": "c51", "double": True},
         {"munchausen": True, "head": "qr"},

@@ -203,7 +203,8 @@ def of_rewards(agent: Agent, value: Array) -> Array:
 def values(agent: Agent, state: State, rollout: Rollout) -> tuple[Array, PyTree]:
     """Returns V(obs_0) .. V(obs_T) [T + 1, B] and the recurrent state before each sequence [K, B, ...].
 
-    With curiosity the values are [T + 1, B, 2]. Without a core the states are (). Values recorded while acting are reused.
+    With curiosity the values are [T + 1, B, 2]. Without a core the states are (). Values recorded while acting are
+    reused.
     """
     net, observer = agent.net, agent.observer
     last_obs = observer.see(state.obs_stats, rollout.last_obs)

@@ -157,7 +157,7 @@ def _icm(
 # ---------------------------------------------------------------- learning
 
 
-def init(cfg: Any, agent: Agent, key: Key) -> dict[str, Predictor]:
+def init(cfg: Any, agent: Agent, key: Key) -> dict[str, Any]:
     """Returns the part of `State.own` of an intrinsic reward; {} without curiosity."""
     model = agent.net.curiosity
     if model is None:
@@ -167,9 +167,7 @@ def init(cfg: Any, agent: Agent, key: Key) -> dict[str, Predictor]:
     return {NAME: Predictor(params, fixed, opt_state, model.observer.init(), normalize.init(()), mean_return)}
 
 
-def explore(
-    cfg: Any, agent: Agent, state: State, rollout: Rollout, key: Key
-) -> tuple[State, Array | None, Metrics]:
+def explore(cfg: Any, agent: Agent, state: State, rollout: Rollout, key: Key) -> tuple[State, Array | None, Metrics]:
     """Computes the intrinsic rewards of a rollout, then trains the predictor on it.
 
     Args:

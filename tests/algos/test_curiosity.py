@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fakes import assert_close, assert_same, differ
+from fakes import assert_same, differ
 
 from jrl import config
 from jrl.algos import a2c, actor_critic, curiosity, ppo
@@ -160,9 +160,10 @@ def test_only_a_share_of_the_steps_trains_the_predictor():
     assert len(np.unique(np.concatenate(used))) == 1 and used[0].shape == (4,)
 
 
+IMAGE = Box((9, 9, 3), "uint8", 0, 255)
 SPACES = [
-    (Box((9, 9, 3), "uint8", 0, 255), Box((2,), low=-1.0, high=1.0)),
-    (Dict((("camera", Box((9, 9, 3), "uint8", 0, 255)), ("at", Discrete(4)))), Dict((("a", Discrete(2)), ("b", Box((1,)))))),
+    (IMAGE, Box((2,), low=-1.0, high=1.0)),
+    (Dict((("camera", IMAGE), ("at", Discrete(4)))), Dict((("a", Discrete(2)), ("b", Box((1,)))))),
     (Dict((("action_mask", MultiBinary((3,))), ("x", Box((3,))))), Discrete(3)),
 ]  # fmt: skip
 

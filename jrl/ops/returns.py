@@ -93,8 +93,8 @@ def continuing_gae(reward, mask, value, *, gamma, gae_lambda) -> tuple[jax.Array
     Row 1 is masked, so that row 0 sees the value and reward of row 2:
 
     >>> reward, mask = jnp.array([[1.0], [99.0], [2.0]]), jnp.array([[True], [False], [True]])
-    >>> continuing_gae(reward, mask, jnp.array([[0.0], [99.0], [4.0], [8.0]]), gamma=0.5, gae_lambda=1.0)[1][:, 0]
-    Array([ 4., 99.,  6.], dtype=float32)
+    >>> continuing_gae(reward, mask, jnp.array([[0.0], [99.0], [4.0], [8.0]]), gamma=0.5, gae_lambda=1.0)[1][mask]
+    Array([4., 6.], dtype=float32)
     """
     _check_shapes(reward, mask=mask, value=value)
     reward, value, gamma, gae_lambda = _constants(reward, value, gamma, gae_lambda)

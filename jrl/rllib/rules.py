@@ -376,10 +376,9 @@ def _exploration(job: Job, key: str, value: Any) -> None:
     for name in value:
         if name not in ("type", "sub_exploration") and not exploration.is_curiosity_option(value, name):
             job.drop(f"{key}.{name}", "algo.curiosity has no such option")
-    sub = value.get("sub_exploration")
-    return (
-        job.put(f"{key}.sub_exploration", "algo.exploration", exploration.from_rllib(sub, job.source)) if sub else None
-    )
+    if not (inner := value.get("sub_exploration")):
+        return None
+    return job.put(f"{key}.sub_exploration", "algo.exploration", exploration.from_rllib(inner, job.source))
 
 
 # ---------------------------------------------------------------- evaluation, the user's own functions

@@ -406,8 +406,10 @@ FEATURES: dict[str, list[Feature]] = {
         works("`ParameterNoise`", "for dqn and pqn", takes("exploration", "DQN",
             exploration_config={"type": "ParameterNoise"})),
         works("a class of one's own", "a pure function", example("custom_exploration.py"), slow=True),
-        lacks("`Curiosity`, `RE3`, RND, `SlateEpsilonGreedy`, `ThompsonSampling`", "see [limits](limits.md)",
-            refuses("exploration", exploration_config={"type": "Curiosity"})),
+        works("`Curiosity`, RND", "`algo.curiosity` of PPO and A2C: [curiosity](curiosity.md)",
+            migrates({"exploration_config": {"type": "Curiosity"}}, "algo.curiosity.name", "icm")),
+        lacks("`RE3`, `SlateEpsilonGreedy`, `ThompsonSampling`", "see [limits](limits.md)",
+            refuses("exploration", exploration_config={"type": "RE3"})),
     ],
     "Resources and fault tolerance": [
         works("`num_gpus`", "devices that learn", takes("resources", num_gpus=0)),

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from jrl.algos.critic_heads import Critic
+from jrl.algos.curiosity import Icm, Rnd
 from jrl.algos.exploration import EpsilonGreedy, Gaussian
 from jrl.algos.optimizers import AdamW
 
@@ -46,12 +47,16 @@ _GENERATION: dict[str, Any] = {
     "alive_bonus": 0.2,
     "max_grad_norm": 5.0,
 }
+_CURIOSITY = {"hidden": (8,), "features": 4, "share": 0.5, "num_minibatches": 2}
 _EPSILON = {"exploration": EpsilonGreedy(epsilon=0.2)}
 
 CASES: dict[str, Case] = {
-    "ppo": Case(_CLIPPED_STEPS, {**_PROBE_EPOCHS, "adam_eps": 1e-5}, _EPOCHS),
+    "ppo": Case({**_CLIPPED_STEPS, "curiosity": Icm(**_CURIOSITY)}, {**_PROBE_EPOCHS, "adam_eps": 1e-5}, _EPOCHS),
     "a2c": Case(
-        {**_RATE, **_STATISTICS, "gae_lambda": 0.9, "normalize_advantage": True, "microbatch_size": 8},
+        {
+            **_RATE, **_STATISTICS, "gae_lambda": 0.9, "normalize_advantage": True, "microbatch_size": 8,
+            "curiosity": Rnd(**_CURIOSITY),
+        },
         {**_PROBE, "gae_lambda": 0.95, "ent_coef": 0.0},
         rollouts=6,
         like="ppo",

@@ -17,8 +17,10 @@ from typing import Any, ClassVar, Unpack
 
 from jrl.algos import actor_critic, custom_loss
 from jrl.algos import agent as agents
+from jrl.algos import curiosity as curiosities
 from jrl.algos.actor_critic import Rows
 from jrl.algos.agent import Agent, Common, MakeOptions, State
+from jrl.algos.curiosity import Icm, Rnd
 from jrl.algos.exploration import OverDistributions, Stochastic
 from jrl.fields.bounds import Count, NonNegative, NonNegativeSchedule, Positive, Unit
 from jrl.networks import NetworkConfig
@@ -44,6 +46,7 @@ class Config(Common):
     max_grad_norm: Positive | None = 0.5
     adam_eps: Positive = 1e-5
     exploration: OverDistributions = Stochastic()
+    curiosity: Rnd | Icm | None = None  # intrinsic rewards for exploration; null: none
 
 
 def loss(cfg: Config, agent: Agent, params: PyTree, rows: Rows, *, ent_coef: Any) -> tuple[Array, Metrics]:
@@ -54,11 +57,11 @@ def loss(cfg: Config, agent: Agent, params: PyTree, rows: Rows, *, ent_coef: Any
 
 
 def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) -> tuple[State, UpdateAux]:
-    """Makes one gradient step on a rollout [T, B]; uses no random numbers."""
-    state = agents.with_return_stats(agent, state, rollout)
-    rows, _, memory, value_metrics = actor_critic.gae_rows(
-        cfg, agent, agents.with_first_stats(agent, state, rollout), rollout
-    )
+    """Makes one gradient step on a rollout [T, B]; only curiosity uses random numbers."""
+    before = state = agents.with_return_stats(agent, state, rollout)
+    state, intrinsic, novelty = curiosities.explore(cfg, agent, state, rollout, key)
+    first = agents.with_first_stats(agent, state, rollout)
+    rows, _, memory, value_metrics = actor_critic.gae_rows(cfg, agent, first, rollout, intrinsic)
     rows = agents.cut(agent, rows, memory)
     lr, ent_coef = (schedules.value(schedule, state.env_steps) for schedule in (cfg.lr, cfg.ent_coef))
     own = functools.partial(loss, cfg, agent, ent_coef=ent_coef)
@@ -68,7 +71,8 @@ def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) 
     gradient, metrics = agents.mean_gradient(agent, rows_loss, state.params, rows, chunk)
     params, opt_state = agents.descend(cfg, agent, lr, gradient, state.opt_state, state.params)
     state = replace(state, params=params, opt_state=opt_state, updates=state.updates + 1)
-    return agents.observed(agent, state, rollout), UpdateAux(metrics | value_metrics | {"train/lr": lr})
+    state = curiosities.without_learning(cfg, agent, before, state)
+    return agents.observed(agent, state, rollout), UpdateAux(metrics | value_metrics | novelty | {"train/lr": lr})
 
 
 def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, **options: Unpack[MakeOptions]) -> Algo:

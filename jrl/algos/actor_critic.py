@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple, Unpack
 
 import jax.numpy as jnp
@@ -10,17 +11,21 @@ from flax import struct
 from jrl import distributions, spaces
 from jrl import networks as nets
 from jrl.algos import agent as agents
+from jrl.algos import curiosity as curiosities
 from jrl.algos import observer as observers
 from jrl.algos import parts, sequences
 from jrl.algos.agent import ActorState, Agent, Common, MakeOptions, Records, State
 from jrl.algos.observer import Observer
 from jrl.networks import Head, NetworkConfig
-from jrl.ops import returns
+from jrl.ops import returns, schedules
 from jrl.types import Algo, Array, EnvSpec, Key, Metrics, PyTree, Rollout, Space, UpdateAux, Window
 
 
 class ActorCritic(NamedTuple):
-    """Policy and value on one set of parameters. With a core they read a Window [N, L], with results [N, L]."""
+    """Policy and value on one set of parameters. With a core they read a Window [N, L], with results [N, L].
+
+    With curiosity a value [...] is [..., 2]: of the rewards, and of the intrinsic rewards.
+    """
 
     init: Callable[[Key], PyTree]  # key -> params
     # (params, obs[..., *], key=None, valid=None) -> (distribution [...], value [...]); keywords: see `networks.Network`
@@ -30,6 +35,7 @@ class ActorCritic(NamedTuple):
     step: Callable[[PyTree, PyTree, PyTree], tuple[Any, Array, PyTree]]  # (params, obs [B, *], carry) -> ..., carry
     # (params, Window) -> (value [N, L], recurrent state after the window)
     unroll: Callable[[PyTree, Window], tuple[Array, PyTree]]
+    curiosity: curiosities.Model | None = None  # networks of intrinsic rewards, with parameters of their own
 
 
 class PolicyHead(NamedTuple):
@@ -73,39 +79,50 @@ def policy_head(space: Space, cfg: NetworkConfig, mask: Callable[[PyTree], Array
     return PolicyHead(action.size + (action.num_gaussian if predicted_std else 0), with_std, distribution)
 
 
-def make(spec: EnvSpec, cfg: NetworkConfig, mask: Callable[[PyTree], Array | None] = lambda obs: None) -> ActorCritic:
+def make(
+    spec: EnvSpec,
+    cfg: NetworkConfig,
+    mask: Callable[[PyTree], Array | None] = lambda obs: None,
+    curiosity: curiosities.Model | None = None,
+) -> ActorCritic:
     """Returns a policy head (gain 0.01, so that the first policy is nearly uniform) and a value head (gain 1).
 
     Args:
       spec, cfg: see `networks.build`.
       mask: observation -> action mask, or None if all actions are allowed.
+      curiosity: networks of intrinsic rewards, which have a value head, too; None: none.
     Raises:
       InputError: an action space without a distribution, or a torso that does not fit the observations.
     """
     head = policy_head(spec.action, cfg, mask)
-    network = nets.build(spec, cfg, {"policy": Head(head.outputs, 0.01), "value": Head(1, 1.0, privileged=True)})
+    names = ("value",) if curiosity is None else ("value", "intrinsic_value")
+    heads = {"policy": Head(head.outputs, 0.01), **{name: Head(1, 1.0, privileged=True) for name in names}}
+    network = nets.build(spec, cfg, heads)
     distribution = head.distribution
+
+    def join(values):  # [..., 1] each
+        return values[0][..., 0] if len(values) == 1 else jnp.concatenate(values, -1)
 
     def init(key):
         return head.with_std(dict(network.init(key)))
 
     def apply(params, obs, **learning):
-        outputs, value = network.apply(params, obs, "policy", "value", **learning)
-        return distribution(params, outputs, obs), value[..., 0]
+        outputs, *values = network.apply(params, obs, "policy", *names, **learning)
+        return distribution(params, outputs, obs), join(values)
 
     def value(params, obs):
-        return network.apply(params, obs, "value")[0][..., 0]
+        return join(network.apply(params, obs, *names))
 
     def step(params, obs, carry):
-        (outputs, value), carry = network.step(params, obs, carry, "policy", "value")
-        return distribution(params, outputs, obs), value[..., 0], carry
+        (outputs, *values), carry = network.step(params, obs, carry, "policy", *names)
+        return distribution(params, outputs, obs), join(values), carry
 
     def unroll(params, window: Window):
-        # both heads, because each head's recurrent state must be updated
-        (_, value), carry = network.unroll(params, window, "policy", "value")
-        return value[..., 0], carry
+        # all heads, because each head's recurrent state must be updated
+        (_, *values), carry = network.unroll(params, window, "policy", *names)
+        return join(values), carry
 
-    return ActorCritic(init, apply, value, network.carry, step, unroll)
+    return ActorCritic(init, apply, value, network.carry, step, unroll, curiosity)
 
 
 @struct.dataclass
@@ -115,13 +132,15 @@ class Rows:
     obs: PyTree  # normalised observations; a Window for sequences
     action: PyTree
     advantage: Array  # f32
-    target: Array  # f32, target of the value
+    target: Array  # f32, target of the value; with curiosity [..., 2]
     weight: Array  # f32, 0 on masked rows, 1 on average
 
 
 def networks(cfg: Any, observer: Observer, network: NetworkConfig) -> ActorCritic:
     """Returns the networks of an actor-critic algorithm's Agent."""
-    return make(observer.spec, network, observer.mask)
+    spec = observer.spec._replace(observation=observer.given)  # before the transform
+    curiosity = curiosities.make(getattr(cfg, "curiosity", None), spec, network, observer.axis_name)
+    return make(observer.spec, network, observer.mask, curiosity)
 
 
 def make_agent(cfg: Common, spec: EnvSpec, network: NetworkConfig, **options: Unpack[MakeOptions]) -> Agent:
@@ -132,7 +151,7 @@ def make_agent(cfg: Common, spec: EnvSpec, network: NetworkConfig, **options: Un
 
 def init(cfg: Common, agent: Agent, key: Key) -> State:
     """Returns the initial State."""
-    return agents.begin(cfg, agent, key, agent.net.init(key))
+    return agents.begin(cfg, agent, key, agent.net.init(key), **curiosities.init(cfg, agent, key))
 
 
 def policy(
@@ -147,7 +166,7 @@ def outputs(cfg: Common, agent: Agent, state: State, obs: PyTree) -> dict[str, A
     """Returns the distribution and value of observations [B, *] at an episode's start."""
     memory = agent.net.carry(spaces.batch_shape(agent.spec.observation, obs)[0])
     dist, value, _ = agent.net.step(state.params, agent.observer.see(state.obs_stats, obs), memory)
-    return {"distribution": dist, "value": value}
+    return {"distribution": dist, "value": of_rewards(agent, value)}
 
 
 def make_algo(
@@ -176,10 +195,16 @@ def make_algo(
     )
 
 
+def of_rewards(agent: Agent, value: Array) -> Array:
+    """Returns the value of the rewards among the values of a network."""
+    return value if agent.net.curiosity is None else value[..., 0]
+
+
 def values(agent: Agent, state: State, rollout: Rollout) -> tuple[Array, PyTree]:
     """Returns V(obs_0) .. V(obs_T) [T + 1, B] and the recurrent state before each sequence [K, B, ...].
 
-    Without a core the states are (). Values recorded while acting are reused.
+    With curiosity the values are [T + 1, B, 2]. Without a core the states are (). Values recorded while acting are
+    reused.
     """
     net, observer = agent.net, agent.observer
     last_obs = observer.see(state.obs_stats, rollout.last_obs)
@@ -231,23 +256,44 @@ def make_rows(
     return Rows(obs, action, advantage, target, weight), metrics
 
 
-def gae_rows(cfg: Any, agent: Agent, state: State, rollout: Rollout) -> tuple[Rows, Array, PyTree, Metrics]:
-    """Returns Rows [T, B] with generalised advantage estimates, V(obs_t) [T, B], recurrent states and metrics."""
+def gae_rows(
+    cfg: Any, agent: Agent, state: State, rollout: Rollout, intrinsic: Array | None = None
+) -> tuple[Rows, Array, PyTree, Metrics]:
+    """Returns Rows [T, B] with generalised advantage estimates, V(obs_t) [T, B], recurrent states and metrics.
+
+    With intrinsic rewards [T, B] their advantages are added, and targets and values are [T, B, 2].
+    """
     (value, memory), done = values(agent, state, rollout), rollout.terminated | rollout.truncated
-    reward = parts.scale_reward(cfg, state.return_stats, rollout.reward)
-    advantage, target = returns.gae(reward, rollout.terminated, done, value, gamma=cfg.gamma, gae_lambda=cfg.gae_lambda)
+    reward, extrinsic = parts.scale_reward(cfg, state.return_stats, rollout.reward), of_rewards(agent, value)
+    advantage, target = returns.gae(
+        reward, rollout.terminated, done, extrinsic, gamma=cfg.gamma, gae_lambda=cfg.gae_lambda
+    )
+    intrinsic_target = None
+    if intrinsic is not None:
+        bonus, intrinsic_target = returns.continuing_gae(
+            intrinsic, rollout.mask, value[..., 1], gamma=cfg.curiosity.gamma, gae_lambda=cfg.gae_lambda
+        )
+        advantage = advantage + schedules.value(cfg.curiosity.coef, state.env_steps) * bonus
     obs, normalize = agent.observer.recall(state.obs_stats, rollout), cfg.normalize_advantage
     rows, metrics = make_rows(
         obs,
         rollout,
         advantage,
         target,
-        value[:-1],
+        extrinsic[:-1],
         normalize_advantage=normalize,
         choice=choice(agent, obs),
         axis_name=agent.axis_name,
     )
+    if intrinsic_target is not None:
+        both = jnp.stack([rows.target, parts.zero_masked(rollout.mask, intrinsic_target)], -1)
+        rows = replace(rows, target=both)
     return rows, value[:-1], memory, metrics
+
+
+def sum_heads(rows: Rows, error: Array) -> Array:
+    """Returns the errors of values summed over the value heads, one number per row."""
+    return error if error.ndim == rows.weight.ndim else error.sum(-1)
 
 
 def choice(agent: Agent, obs: PyTree) -> Array | None:
@@ -286,7 +332,7 @@ def policy_gradient(dist, log_prob, value, rows: Rows, *, vf_coef, ent_coef) -> 
     """
     mean = lambda x: jnp.mean(rows.weight * x)
     policy_loss = -mean(log_prob * rows.advantage)
-    value_loss = mean(0.5 * (value - rows.target) ** 2)
+    value_loss = mean(sum_heads(rows, 0.5 * (value - rows.target) ** 2))
     entropy = mean(dist.entropy())
     metrics = {"loss/policy": policy_loss, "loss/value": value_loss, "policy/entropy": entropy}
     return policy_loss + vf_coef * value_loss - ent_coef * entropy, metrics

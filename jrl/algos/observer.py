@@ -129,7 +129,14 @@ class Observer(NamedTuple):
         return {**({names[0]: x} if len(names) == 1 else x), spaces.ACTION_MASK: obs[spaces.ACTION_MASK]}
 
 
-def make(spec: EnvSpec, network: NetworkConfig, *, normalize_obs: bool, axis_name: str | None) -> Observer:
+def make(
+    spec: EnvSpec,
+    network: NetworkConfig,
+    *,
+    normalize_obs: bool,
+    normalize_images: bool = False,
+    axis_name: str | None,
+) -> Observer:
     """Returns the observer of an environment and network.
 
     Args:
@@ -137,6 +144,7 @@ def make(spec: EnvSpec, network: NetworkConfig, *, normalize_obs: bool, axis_nam
       network: `transform` is applied first, to one observation without its action mask.
       normalize_obs: whether to scale each float array to mean 0 and deviation 1 by running statistics (RLlib's
         MeanStdFilter). Images, integers and action masks are unchanged.
+      normalize_images: whether to scale each pixel of images as well; they become float32.
       axis_name: mapped axis over devices, whose rows count together; None: no such axis.
     Raises:
       InputError: the transform cannot be loaded or applied, or an action mask does not fit the action space.
@@ -145,8 +153,12 @@ def make(spec: EnvSpec, network: NetworkConfig, *, normalize_obs: bool, axis_nam
     transform, read = _transform(spec, network)
     if transform is not None:
         space = Dict(((spaces.ACTION_MASK, space[spaces.ACTION_MASK]), ("obs", read))) if masks else read  # type: ignore[index]  # masks are parts of a Dict
+    if normalize_images:
+        as_float = lambda leaf: Box(leaf.shape) if is_image(leaf) else leaf
+        space = spaces.replace_leaves(space, (as_float(leaf) for _, leaf in spaces.leaves(space)))
     arrays = tuple(spaces.leaves(spaces.without_mask(space)))
-    floats = tuple(i for i, (_, leaf) in enumerate(arrays) if normalize_obs and _is_normalised(leaf))
+    is_normalised = lambda leaf: _is_normalised(leaf) or (normalize_images and is_image(leaf))
+    floats = tuple(i for i, (_, leaf) in enumerate(arrays) if normalize_obs and is_normalised(leaf))
     own_spec = spec._replace(observation=space)
     return Observer(own_spec, spec.observation, transform, read, masks, arrays, floats, axis_name)
 

@@ -20,8 +20,10 @@ from flax import struct
 from jrl import distributions
 from jrl.algos import actor_critic, custom_loss, parts
 from jrl.algos import agent as agents
+from jrl.algos import curiosity as curiosities
 from jrl.algos import symmetry as symmetries
 from jrl.algos.agent import Agent, Common, MakeOptions, State
+from jrl.algos.curiosity import Icm, Rnd
 from jrl.algos.exploration import OverDistributions, Stochastic
 from jrl.algos.symmetry import Symmetry
 from jrl.fields.bounds import Amount, Count, NonNegative, NonNegativeSchedule, Positive, Unit
@@ -85,6 +87,7 @@ class Config(ClippedSteps):
 
     gae_lambda: Unit = 0.95  # lambda of generalised advantage estimation
     symmetry: Symmetry | None = None  # mirror images of each step; null: none
+    curiosity: Rnd | Icm | None = None  # intrinsic rewards for exploration; null: none
 
     def validate(self) -> list[str]:
         return symmetries.faults(self.symmetry, self.kl_coef) + super().validate()
@@ -93,7 +96,7 @@ class Config(ClippedSteps):
 @struct.dataclass
 class Rows(actor_critic.Rows):
     log_prob: Array  # f32, of the ratio's reference policy
-    value: PyTree  # f32, at collection time; () without value clipping
+    value: PyTree  # f32, at collection time, of the target's shape; () without value clipping
     dist: PyTree  # reference distribution of the KL penalty; () without a penalty
     kl_log_prob: PyTree  # f32, of the reference policy of target_kl; () without it
     images: PyTree = ()  # symmetry.Images; () without symmetry
@@ -102,12 +105,17 @@ class Rows(actor_critic.Rows):
 def init(cfg: ClippedSteps, agent: Agent, key: Key) -> State:
     """Returns the initial State; `own` has the weight of the KL penalty, which may adapt."""
     kl_coef = jnp.asarray(0.0 if cfg.kl_coef is None else cfg.kl_coef, jnp.float32)
-    return agents.begin(cfg, agent, key, agent.net.init(key), kl_coef=kl_coef)
+    return agents.begin(cfg, agent, key, agent.net.init(key), kl_coef=kl_coef, **curiosities.init(cfg, agent, key))
 
 
-def targets(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> tuple[Rows, PyTree, Metrics]:
-    """Returns Rows [T, B] with GAE, the recurrent state before each sequence, and metrics."""
-    rows, value, memory, metrics = actor_critic.gae_rows(cfg, agent, state, rollout)
+def targets(
+    cfg: Config, agent: Agent, state: State, rollout: Rollout, intrinsic: Array | None = None
+) -> tuple[Rows, PyTree, Metrics]:
+    """Returns Rows [T, B] with GAE, the recurrent state before each sequence, and metrics.
+
+    `intrinsic`: intrinsic rewards [T, B]; None without curiosity.
+    """
+    rows, value, memory, metrics = actor_critic.gae_rows(cfg, agent, state, rollout, intrinsic)
     log_prob, old_value = parts.zero_masked(rollout.mask, (rollout.extras["log_prob"], value))
     old_value = old_value if cfg.value_clip_eps is not None else ()
     images = symmetries.images(cfg.symmetry, agent, state.obs_stats, rollout)
@@ -146,7 +154,8 @@ def loss(
     kl_log_prob = rows.log_prob if cfg.target_kl is None else rows.kl_log_prob
     old_value = rows.value if cfg.value_clip_eps is not None else value
     policy_loss = mean(surrogate)
-    value_loss = mean(losses.clipped_value_loss(value, old_value, rows.target, clip_eps=cfg.value_clip_eps))
+    value_error = losses.clipped_value_loss(value, old_value, rows.target, clip_eps=cfg.value_clip_eps)
+    value_loss = mean(actor_critic.sum_heads(rows, value_error))
     entropy = mean(dist.entropy())
     total = policy_loss + cfg.vf_coef * value_loss - ent_coef * entropy
     metrics = {
@@ -269,10 +278,13 @@ def adapted_kl_coef(cfg: ClippedSteps, kl_coef: Array, kl: Array) -> Array:
 
 def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) -> tuple[State, UpdateAux]:
     """Makes one update on a rollout [T, B]."""
-    state = agents.with_return_stats(agent, state, rollout)
-    rows, memory, value_metrics = targets(cfg, agent, agents.with_first_stats(agent, state, rollout), rollout)
+    before = state = agents.with_return_stats(agent, state, rollout)
+    state, intrinsic, novelty = curiosities.explore(cfg, agent, state, rollout, key)
+    first = agents.with_first_stats(agent, state, rollout)
+    rows, memory, value_metrics = targets(cfg, agent, first, rollout, intrinsic)
     state, metrics = improve(cfg, agent, state, rows, memory, key)
-    return agents.observed(agent, state, rollout), UpdateAux(metrics | value_metrics)
+    state = curiosities.without_learning(cfg, agent, before, state)
+    return agents.observed(agent, state, rollout), UpdateAux(metrics | value_metrics | novelty)
 
 
 def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, **options: Unpack[MakeOptions]) -> Algo:

@@ -304,9 +304,12 @@ def _hint_for_algorithm(given: Any, known: Sequence[str]) -> str:
     return did_you_mean(short(given).lower(), known)
 
 
-def _unknown_key(key: str, *, replay: bool) -> str | None:
+def _unknown_key(key: str, *, cls: type | None) -> str | None:
     from jrl.config import sb3_names
 
+    if key.startswith("algo.curiosity") and not hasattr(cls, "curiosity"):
+        return "only ppo and a2c have intrinsic rewards: use one of them, or leave it out"
+    replay = learns_from(cls) is not Fresh
     return sb3_names.answer(key, replay=replay, sections=_SECTIONS)
 
 
@@ -402,7 +405,7 @@ def _build(data: Mapping[str, Any], *, ends: bool) -> tuple[Any, list[Problem]]:
     cfg = schema.build(
         RunConfig, data, problems,
         swap={"algo": cls} if cls else {}, synonyms=SYNONYMS, known=("algo.name", "stop.env_steps"),
-        answer=functools.partial(_unknown_key, replay=learns_from(cls) is not Fresh),
+        answer=functools.partial(_unknown_key, cls=cls),
     )  # fmt: skip
     reported = tuple(f"{problem.key}." for problem in problems)
     problems += [Problem(key, message) for key, message in unusable if not f"{key}.".startswith(reported)]

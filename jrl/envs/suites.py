@@ -7,6 +7,7 @@ import contextlib
 import difflib
 import importlib
 import importlib.util
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -215,19 +216,25 @@ def unknown(what: str, name: str, known: Iterable[str]) -> InputError:
 
 
 def make_gymnax(name: str, cfg: EnvConfig, options: dict[str, Any], state: bool) -> JaxEnv:
-    """Makes B environments of gymnax; options: `max_episode_steps`, and gymnax's parameters."""
+    """Makes B environments of gymnax; options: `max_episode_steps`, gymnax's parameters, arguments of its class."""
     gymnax = import_suite("gymnax")
     known = list(gymnax.registered_envs)
     if name not in known:
         raise unknown(f"env.id gymnax:{name}: gymnax has no such environment", name, known)
     env, params = gymnax.make(name)
+    sizes = [p.name for p in inspect.signature(type(env)).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    if given := {key: options.pop(key) for key in sizes if key in options}:
+        try:
+            env, params = gymnax.make(name, **given)
+        except (TypeError, ValueError) as e:
+            raise InputError(f"env.options: gymnax:{name} refuses {given}: {str(e).splitlines()[0]}") from e
     own = getattr(params, "max_steps_in_episode", None)
     limit = options.pop("max_episode_steps", options.get("max_steps_in_episode", own))
     limit = None if limit is None else check_time_limit(limit)
     fields = list(params.__dataclass_fields__)
     for key in options:
         if key not in fields:
-            raise unknown(f"env.options.{key}: gymnax:{name} has no such parameter", key, fields)
+            raise unknown(f"env.options.{key}: gymnax:{name} has no such parameter", key, [*fields, *sizes])
     params = params.replace(**options)
     endless = params
     if own is not None:

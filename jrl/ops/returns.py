@@ -17,8 +17,10 @@ from jrl.ops import scans
 
 __all__ = [
     "VTrace",
+    "continuing_gae",
     "gae",
     "lambda_returns",
+    "running_returns",
     "signed_hyperbolic",
     "signed_parabolic",
     "vtrace",
@@ -71,6 +73,68 @@ def lambda_returns(reward, terminated, done, value, *, gamma, lambda_) -> jax.Ar
       ValueError: shapes disagree.
     """
     return gae(reward, terminated, done, value, gamma=gamma, gae_lambda=lambda_)[1]
+
+
+def continuing_gae(reward, mask, value, *, gamma, gae_lambda) -> tuple[jax.Array, jax.Array]:
+    """Returns generalised advantage estimates of a return that continues over episode ends (arXiv:1810.12894, 2.3).
+
+    Masked rows are left out: an episode's last step is followed by the first step of the next episode.
+
+    Args:
+      reward: [T, B] f32.
+      mask:   [T, B] bool, False on rows to leave out.
+      value:  [T + 1, B] f32, V(obs_t); ignored on masked rows.
+      gamma, gae_lambda: scalars in [0, 1].
+    Returns:
+      advantage [T, B] and target [T, B] (the lambda-return), f32, without gradient; undefined on masked rows.
+    Raises:
+      ValueError: shapes disagree.
+
+    Row 1 is masked, so that row 0 sees the value and reward of row 2:
+
+    >>> reward, mask = jnp.array([[1.0], [99.0], [2.0]]), jnp.array([[True], [False], [True]])
+    >>> continuing_gae(reward, mask, jnp.array([[0.0], [99.0], [4.0], [8.0]]), gamma=0.5, gae_lambda=1.0)[1][mask]
+    Array([4., 6.], dtype=float32)
+    """
+    _check_shapes(reward, mask=mask, value=value)
+    reward, value, gamma, gae_lambda = _constants(reward, value, gamma, gae_lambda)
+
+    def row(after, inputs):
+        reward, value, mask = inputs
+        after_advantage, after_value = after
+        advantage = reward + gamma * after_value - value + gamma * gae_lambda * after_advantage
+        return (jnp.where(mask, advantage, after_advantage), jnp.where(mask, value, after_value)), advantage
+
+    start = jnp.zeros_like(value[-1]), value[-1]
+    advantage = scans.elementwise(row, start, (reward, value[:-1], mask), reverse=True)[1]
+    return advantage, advantage + value[:-1]
+
+
+def running_returns(reward, mask, start, *, gamma) -> jax.Array:
+    """Returns running discounted sums of past rewards, x_t = gamma x_{t-1} + reward_t, over episode ends.
+
+    Args:
+      reward: [T, B] f32.
+      mask:   [T, B] bool, False on rows to leave out, whose sum is that of the row before.
+      start:  [] or [B] f32, sum before row 0.
+      gamma:  scalar in [0, 1].
+    Returns:
+      [T, B] f32, without gradient.
+    Raises:
+      ValueError: shapes disagree.
+
+    >>> running_returns(jnp.ones((3, 1)), jnp.array([[True], [False], [True]]), 4.0, gamma=0.5)[:, 0]
+    Array([3. , 3. , 2.5], dtype=float32)
+    """
+    _check_shapes(reward, mask=mask)
+    reward, start, gamma = _constants(reward, start, gamma)
+
+    def row(before, inputs):
+        reward, mask = inputs
+        x = jnp.where(mask, gamma * before + reward, before)
+        return x, x
+
+    return scans.elementwise(row, jnp.broadcast_to(start, reward[0].shape), (reward, mask))[1]
 
 
 class VTrace(NamedTuple):

@@ -26,6 +26,19 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "ParameterNoise": {"initial_stddev": 1.0, "random_timesteps": 10_000, "sub_exploration": None},
     "Random": {},
 }  # fmt: skip
+# type -> name of the section `algo.curiosity`, and its options by name in this section, with RLlib's defaults
+_CURIOSITY: dict[str, tuple[str, dict[str, tuple[str, Any]]]] = {
+    "Curiosity": (
+        "icm",
+        {
+            "eta": ("coef", 1.0), "lr": ("lr", 1e-3), "feature_dim": ("features", 288), "beta": ("forward_share", 0.2),
+            "forward_net_hiddens": ("hidden", [256]),
+        },
+    ),
+    "RND": (
+        "rnd", {"intrinsic_reward_coeff": ("coef", 5e-3), "lr": ("lr", 1e-3), "embed_dim": ("features", 128)}
+    ),
+}  # fmt: skip
 # algorithm -> defaults that differ, with the type of options without a type
 _ALGORITHM_DEFAULTS: dict[str, dict[str, Any]] = {
     **{name: {"type": "EpsilonGreedy"} for name in ("dqn", "simpleq", "r2d2")},
@@ -68,6 +81,30 @@ def from_rllib(config: Mapping[str, Any], algo: str | None = None) -> dict[str, 
             raise InputError(f"{_KEY}: {name} of {kind}: expected a number, got {short(value)}")
     steps = options.get("random_timesteps")
     return _convert(kind, options) | ({"random_timesteps": int(steps)} if steps else {})
+
+
+def curiosity_from_rllib(config: Any) -> dict[str, Any] | None:
+    """Returns the section `algo.curiosity` of RLlib's `exploration_config`, with RLlib's defaults; None: another type.
+
+    Options without an equal here are left out: activations, and networks of their own for each part.
+    """
+    kind = _rllib_name(config.get("type")) if isinstance(config, Mapping) else None
+    if kind not in _CURIOSITY:
+        return None
+    name, options = _CURIOSITY[kind]
+    return {"name": name} | {own: config.get(theirs, default) for theirs, (own, default) in options.items()}
+
+
+def is_curiosity_option(config: Mapping[str, Any], name: str) -> bool:
+    """Returns whether an option of a `curiosity_from_rllib` config is a key of `algo.curiosity`."""
+    return name in _CURIOSITY[_rllib_name(config["type"])][1]
+
+
+def _rllib_name(given: Any) -> str:
+    """Returns the class name of a type of RLlib, given by name, by full path or as a class; "" for a user's type."""
+    path = f"{given.__module__}.{given.__name__}" if isinstance(given, type) else str(given)
+    last = path.replace(":", ".").rpartition(".")[2]
+    return last if path == last or path.startswith(_FROM_RLLIB) else ""
 
 
 def _convert(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,6 +163,11 @@ def _find_type(given: Any) -> tuple[str | None, str]:
         return last, ""
     if not is_rllib or registry.registered(path) is not None:
         return None, path
+    if last in _CURIOSITY:
+        raise InputError(
+            f"{_KEY}.type: {last} is algo.curiosity of ppo and a2c: set curiosity={{'name': '{_CURIOSITY[last][0]}'}} "
+            "in training(), or algo.curiosity.name in a file"
+        )
     near = difflib.get_close_matches(last, _OPTIONS, 1)
     fix = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(_OPTIONS)}, or the path of a class"
     raise InputError(f"{_KEY}.type: unknown exploration {last}: {fix}")

@@ -11,6 +11,7 @@ from jrl.config import datasets, metric_names
 from jrl.config.external import ExternalConfig
 from jrl.fields import schema
 from jrl.fields.bounds import INT64, is_number
+from jrl.rllib import exploration
 from jrl.rllib.table import KEYS, WITH_CRITICS
 from jrl.rllib.translation import CORES, DEFAULT_ENVS, SWITCHES, Job, is_named, rule
 
@@ -366,6 +367,25 @@ def _capacity(job: Job, key: str, value: int) -> None:
     if not steps or not job.has_samples or not str(unit).lower().endswith("sequences"):
         return job.put(key, "replay.capacity", value)
     return job.put(key, "replay.capacity", value * steps, f"{value} sequences of {steps} steps")
+
+
+# ---------------------------------------------------------------- exploration
+
+
+@rule("exploration_config")
+def _exploration(job: Job, key: str, value: Any) -> None:
+    curiosity = exploration.curiosity_from_rllib(value)
+    if curiosity is None:
+        return job.put(key, "algo.exploration", exploration.from_rllib(value, job.source))
+    if "curiosity" not in job.fields:
+        return job.refuse(key, f"{job.algo} has no intrinsic rewards: use PPO or A2C")
+    job.put(key, "algo.curiosity", curiosity, "scaled by the deviation of its return, with a value head of its own")
+    for name in value:
+        if name not in ("type", "sub_exploration") and not exploration.is_curiosity_option(value, name):
+            job.drop(f"{key}.{name}", "algo.curiosity has no such option")
+    if not (inner := value.get("sub_exploration")):
+        return None
+    return job.put(f"{key}.sub_exploration", "algo.exploration", exploration.from_rllib(inner, job.source))
 
 
 # ---------------------------------------------------------------- evaluation, the user's own functions

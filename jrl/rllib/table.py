@@ -9,8 +9,6 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from jrl.rllib import exploration
-
 Condition = Callable[[Any, Any], Any]  # (translation.Job, value of the key) -> result
 
 
@@ -444,8 +442,9 @@ GROUPS: dict[str, list[KeyRow]] = {
     ],
     "Exploration": [
         row("explore", "rollout.explore", "for evaluation it is evaluation.explore", by="env_runners exploration"),
-        row("exploration_config", "algo.exploration", "see [replay](replay.md)", by="env_runners exploration",
-            to=lambda job, x: exploration.from_rllib(x, job.source), unless={"it is empty": lambda job, x: not x}),
+        row("exploration_config", "algo.exploration, algo.curiosity",
+            "see [replay](replay.md); Curiosity and RND: [curiosity](curiosity.md)", by="env_runners exploration",
+            key="algo.exploration", unless={"it is empty": lambda job, x: not x}),
     ],
     "Model": [
         row("model.fcnet_hiddens", "network.hidden"),

@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from jrl import algos, config
 from jrl.algos.critic_heads import Critic
+from jrl.algos.curiosity import Rnd
 from jrl.algos.exploration import EpsilonGreedy
 from jrl.fields import hyper
 from jrl.fields.data import Fresh, learns_from
@@ -130,6 +131,7 @@ CORES = {"gru": hyper.Gru(size=6), "lstm": hyper.Lstm(size=6)}
 C51, QUANTILES = Critic(kind="c51", atoms=7, value_range=(-3.0, 3.0)), Critic(kind="quantiles", atoms=5)
 # what may go wrong with memory and one of them alone
 OPTIONS = {
+    "ppo": ({}, {"curiosity": Rnd(hidden=(8,), features=4), "normalize_obs": True}),
     "dqn": (
         {"noisy": True, "dueling": True, "head": "c51", "double": True},
         {"munchausen": True, "head": "qr"},

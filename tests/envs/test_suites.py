@@ -130,6 +130,14 @@ def test_gymnax_options_reach_its_parameters():
     assert not np.allclose(light.obs[-1], heavy.obs[-1])
 
 
+def test_gymnax_options_reach_arguments_of_its_class():
+    pytest.importorskip("gymnax")
+    make = lambda size: envs.make("gymnax:DeepSea-bsuite", num_envs=2, backend="jax", options={"size": size})
+    assert make(5).spec.observation.shape == (5, 5)
+    with pytest.raises(InputError, match=r"env.options: gymnax:DeepSea-bsuite refuses {'size': 'five'}"):
+        make("five")
+
+
 def test_gymnax_limit_keeps_its_type():
     """BernoulliBandit's limit is a float, and its program has no place for an integer."""
     pytest.importorskip("gymnax")

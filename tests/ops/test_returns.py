@@ -263,3 +263,35 @@ def test_wrong_shape_is_named():
         gae(reward, terminated, done, value[:-1], gamma=0.9, gae_lambda=0.9)
     with pytest.raises(ValueError, match=r"reward must be \[T, B\], got shape \(23,\)"):
         gae(reward[:, 0], terminated[:, 0], done[:, 0], value[:, 0], gamma=0.9, gae_lambda=0.9)
+
+
+# ---------------------------------------------------------------- returns that continue over episode ends
+
+
+@pytest.mark.parametrize("lambda_", (0.0, 0.95, 1.0))
+def test_a_continuing_return_is_that_of_the_rows_without_the_masked_ones(lambda_):
+    """Several masked rows may follow each other, as of an agent that is absent."""
+    reward, _, done, value = rollout(seed=4)
+    mask = np.ones(done.shape, bool)
+    mask[1:] &= ~done[:-1]
+    mask[5:9, 2] = mask[:2, 3] = mask[-3:, 4] = False
+    dirty = [np.where(mask, x, np.nan) for x in (reward, value[:-1])]
+    found = jax.jit(returns.continuing_gae)(
+        dirty[0], mask, np.concatenate([dirty[1], value[-1:]]), gamma=0.9, gae_lambda=lambda_
+    )
+    for b in range(reward.shape[1]):
+        rows = np.flatnonzero(mask[:, b])
+        no = np.zeros((len(rows), 1), bool)
+        values = np.append(value[rows, b], value[-1, b])[:, None]
+        target = lambda_return_by_loop(reward[rows, b][:, None], no, no, values, 0.9, lambda_)
+        np.testing.assert_allclose(found[1][rows, b], target[:, 0], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(found[0][rows, b], target[:, 0] - values[:-1, 0], rtol=1e-4, atol=1e-5)
+
+
+def test_running_returns_are_those_of_a_loop():
+    reward, _, done, _ = rollout(seed=5)
+    mask = np.concatenate([np.ones((1, 6), bool), ~done[:-1]])
+    found, x = jax.jit(returns.running_returns)(np.where(mask, reward, np.nan), mask, 2.0, gamma=0.9), np.full(6, 2.0)
+    for t in range(len(reward)):
+        x = np.where(mask[t], 0.9 * x + reward[t], x)
+        np.testing.assert_allclose(found[t], x, rtol=1e-5)

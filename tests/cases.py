@@ -57,6 +57,12 @@ CASES: dict[str, Case] = {
         like="ppo",
     ),
     "appo": Case({**_CLIPPED_STEPS, "target_update_every": 3, "tau": 0.5}, _PROBE_EPOCHS, _EPOCHS, like="ppo"),
+    "trpo": Case(
+        {**_RATE, **_STATISTICS, "gae_lambda": 0.9, "cg_steps": 3, "line_search_steps": 4, "max_grad_norm": 0.5},
+        {**_PROBE, "num_epochs": 10, "num_minibatches": 2, "target_kl": 0.02},
+        {**_EPOCHS, "cg_steps": 4, "line_search_steps": 3},
+        like="ppo",
+    ),
     "dqn": Case(
         {
             **_RATE, "double": True, "dueling": True, "noisy": True, "head": "c51", "num_atoms": 11, "tau": 0.1,

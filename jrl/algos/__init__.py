@@ -57,7 +57,8 @@ from jrl.fields.hyper import NetworkConfig
 _MODULES = {
     name: f"jrl.algos.{name}"
     for name in (
-        "ppo", "a2c", "impala", "appo", "trpo", "dqn", "iqn", "vdn", "pqn", "sac", "td3", "iql", "bc", "marwil", "dt", "distill"
+        "ppo", "a2c", "impala", "appo", "trpo", "dqn", "iqn", "vdn", "pqn", "sac", "td3", "iql", "bc", "marwil", "dt",
+        "distill",
     )
 }  # fmt: skip
 

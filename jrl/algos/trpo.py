@@ -101,10 +101,10 @@ def value_loss(agent: Agent, params: PyTree, rows: Rows) -> tuple[Array, Metrics
 
 def full_step(cfg: Config, agent: Agent, params: PyTree, rows: Rows, gradient: PyTree) -> PyTree:
     """Returns the natural gradient, scaled so that the quadratic model of the KL is `target_kl` (appendix C)."""
-    kl_gradient = functools.partial(
-        agents.mean_gradient, agent, functools.partial(mean_kl, agent), batch=rows, chunk=_chunk(cfg, agent, rows)
-    )
-    _, fisher = jax.linearize(lambda params: kl_gradient(params)[0], params)
+    chunk, kl = _chunk(cfg, agent, rows), functools.partial(mean_kl, agent)
+    # reverse mode, because the recurrent cores have their own derivative and no forward mode
+    _, local = jax.vjp(lambda params: minibatch.mean_gradient(kl, params, rows, chunk)[0], params)
+    fisher = lambda v: parts.pmean(local(v)[0], agent.axis_name)
     damped = lambda v: jax.tree.map(lambda f, x: f + cfg.cg_damping * x, fisher(v), v)
     x, _ = jax.scipy.sparse.linalg.cg(damped, gradient, tol=0.0, atol=_CG_RESIDUAL, maxiter=cfg.cg_steps)
     products = jax.tree.map(lambda a, b: jnp.vdot(a, b), x, damped(x))

@@ -62,8 +62,10 @@ def test_the_step_is_the_reference(action):
     @jax.jit
     def parameters(flat):  # of the distributions of all rows, [N, K]
         dist = net.apply({**state.params, **unflatten(flat)}, obs)[0]
-        return dist.logits if isinstance(action, Discrete) else jax.numpy.concatenate(
-            [dist.mean, jax.numpy.broadcast_to(dist.log_std, dist.mean.shape)], -1
+        return (
+            dist.logits
+            if isinstance(action, Discrete)
+            else jax.numpy.concatenate([dist.mean, jax.numpy.broadcast_to(dist.log_std, dist.mean.shape)], -1)
         )
 
     rows, jacobian = np.arange(len(obs)), np.asarray(jax.jit(jax.jacobian(parameters))(start), np.float64)

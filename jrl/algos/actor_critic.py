@@ -231,9 +231,15 @@ def make_rows(
     return Rows(obs, action, advantage, target, weight), metrics
 
 
-def gae_rows(cfg: Any, agent: Agent, state: State, rollout: Rollout) -> tuple[Rows, Array, PyTree, Metrics]:
-    """Returns Rows [T, B] with generalised advantage estimates, V(obs_t) [T, B], recurrent states and metrics."""
+def gae_rows(
+    cfg: Any, agent: Agent, state: State, rollout: Rollout, *, use_critic: bool = True
+) -> tuple[Rows, Array, PyTree, Metrics]:
+    """Returns Rows [T, B] with generalised advantage estimates, V(obs_t) [T, B], recurrent states and metrics.
+
+    Without `use_critic` V is 0.
+    """
     (value, memory), done = values(agent, state, rollout), rollout.terminated | rollout.truncated
+    value = value if use_critic else jnp.zeros_like(value)
     reward = parts.scale_reward(cfg, state.return_stats, rollout.reward)
     advantage, target = returns.gae(reward, rollout.terminated, done, value, gamma=cfg.gamma, gae_lambda=cfg.gae_lambda)
     obs, normalize = agent.observer.recall(state.obs_stats, rollout), cfg.normalize_advantage

@@ -1,8 +1,9 @@
 """RLlib's names: the table of keys, the migration of configurations, and the classes of `jrl.api`.
 
 Each registered algorithm has a config class and an Algorithm class: PPOConfig and PPO, DQNConfig and DQN, ... CQL is
-SAC with the flag `conservative`; APEX is DQN with prioritised replay, n-step returns and a ladder of epsilons. The
-classes of a user's module are `config_class("my_project.my_ppo")` and `algorithm_class("my_project.my_ppo")`.
+SAC with the flag `conservative`; APEX is DQN with prioritised replay, n-step returns and a ladder of epsilons; PG is
+A2C without critic. The classes of a user's module are `config_class("my_project.my_ppo")` and
+`algorithm_class("my_project.my_ppo")`.
 """
 
 import functools
@@ -28,6 +29,7 @@ _MODULES = {
 # RLlib's algorithm -> jrl's algorithm and its settings
 _VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cql": ("sac", {"algo": {"conservative": True}}),
+    "pg": ("a2c", {"algo": {"use_critic": False, "ent_coef": 0.0}}),
     "apex": (
         "dqn",
         {

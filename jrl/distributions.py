@@ -347,7 +347,7 @@ def shift_means(dist: Any, bound: Any, key) -> Any:
         return replace(part, mean=part.mean + bound * (2.0 * random.uniform(key, part.mean.shape) - 1.0))
 
     leaves, tree = jax.tree.flatten(dist, is_leaf=is_distribution)
-    return tree.unflatten([shift(*x) for x in zip(leaves, jax.random.split(key, len(leaves)), strict=True)])
+    return jax.tree.unflatten(tree, [shift(*x) for x in zip(leaves, jax.random.split(key, len(leaves)), strict=True)])
 
 
 class ActionHead(NamedTuple):

@@ -38,6 +38,7 @@ OPTIONS = {
     "ppo": _CLIPPED,
     "impala": {"clip_rho": 1.5, "normalize_obs": True, "normalize_reward": True, "num_epochs": 2, "num_minibatches": 2},
     "appo": {**_CLIPPED, "target_update_every": 3, "tau": 0.5},
+    "trpo": {"cg_steps": 3, "line_search_steps": 4, "normalize_obs": True, "normalize_reward": True},
     "pqn": {"loss": "huber", "normalize_obs": True, "normalize_reward": True},
     "dqn": {"double": True, "dueling": True, "noisy": True, "head": "c51", "tau": 0.1, "normalize_obs": True},
     "iqn": {"double": True, "num_quantiles": 5, "tau": 0.1, "normalize_obs": True},
@@ -47,6 +48,7 @@ OPTIONS = {
     "iql": {"num_critics": 3, "normalize_obs": True, "max_grad_norm": 0.5},
     "bc": {"normalize_obs": True, "ent_coef": 0.01, "max_grad_norm": 0.5},
     "marwil": {"weight": "softmax", "normalize_obs": True, "max_grad_norm": 0.5},
+    "awr": {"normalize_obs": True, "max_grad_norm": 0.5},
     "dt": {"target_return": 2.0, "normalize_obs": True, "max_grad_norm": 0.5},
     "distill": {"student_acts": 0.5, "normalize_obs": True, "max_grad_norm": 0.5},
 }

@@ -105,6 +105,11 @@ CASES: dict[str, Case] = {
         {"lr": 3e-3, "gamma": 0.9, "tau": 0.05, "expectile": 0.9},
         like="sac",
     ),
+    "awr": Case(
+        {**_RATE, **_STATISTICS, "ent_coef": 0.01, "max_grad_norm": 0.5, "adv_norm_rate": 0.1},
+        {"lr": 3e-3, "gamma": 0.9, "beta": 2.0},
+        like="marwil",
+    ),
     # the probe environments are learned by acting in them: what these learn is in their own tests
     "bc": Case({**_RATE, **_STATISTICS, "ent_coef": 0.01, "max_grad_norm": 0.5}, {}, like="marwil"),
     "marwil": Case({**_RATE, **_STATISTICS, "weight": "softmax", "ent_coef": 0.01, "max_grad_norm": 0.5}, {}),

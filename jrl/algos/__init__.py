@@ -25,7 +25,7 @@ scalars by name. Both are averaged over the chunks of a batch and over devices. 
     a2c           the same                                                               batch: actor_critic.Rows [N]
     impala        the same                                         batch: impala.Columns [T, b], whole sequences;
                   with a core the network reads `impala.window(batch)`, [b, T + 1]
-    marwil        the same                                                               batch: marwil.Rows [N]
+    marwil, awr   the same                                                               batch: marwil.Rows [N]
     bc            net: critics.Policy, `apply(params, obs) -> distribution`              batch: bc.Rows [N]
     distill       the same                                                               batch: distill.Rows [N]
     dqn, iqn      net: parts.QNetwork, `q(params, obs) -> [N, A]`                        batch: parts.TdBatch [N]
@@ -57,8 +57,8 @@ from jrl.fields.hyper import NetworkConfig
 _MODULES = {
     name: f"jrl.algos.{name}"
     for name in (
-        "ppo", "a2c", "impala", "appo", "trpo", "dqn", "iqn", "vdn", "pqn", "sac", "td3", "iql", "bc", "marwil", "dt",
-        "distill",
+        "ppo", "a2c", "impala", "appo", "trpo", "dqn", "iqn", "vdn", "pqn", "sac", "td3", "iql", "awr", "bc", "marwil",
+        "dt", "distill",
     )
 }  # fmt: skip
 

@@ -48,6 +48,7 @@ OPTIONS = {
     "iql": {"num_critics": 3, "normalize_obs": True, "max_grad_norm": 0.5},
     "bc": {"normalize_obs": True, "ent_coef": 0.01, "max_grad_norm": 0.5},
     "marwil": {"weight": "softmax", "normalize_obs": True, "max_grad_norm": 0.5},
+    "mpo": {"num_samples": 3, "target_update_every": 2, "normalize_obs": True, "max_grad_norm": 0.5},
     "awr": {"normalize_obs": True, "max_grad_norm": 0.5},
     "dt": {"target_return": 2.0, "normalize_obs": True, "max_grad_norm": 0.5},
     "distill": {"student_acts": 0.5, "normalize_obs": True, "max_grad_norm": 0.5},

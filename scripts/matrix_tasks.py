@@ -147,6 +147,7 @@ ALGOS: dict[str, dict[str, Any]] = {
     "dqn": {**_REPLAY, "algo": {"lr": 3e-3, "target_update_every": 50, **_EPSILON}},
     "sac": {**_REPLAY, "algo": {"lr": 3e-3, "tau": 0.02}},
     "td3": {**_REPLAY, "algo": {"lr": 3e-3, "tau": 0.02, "normalize_obs": True}},
+    "mpo": {**_REPLAY, "algo": {"lr": 3e-3, "target_update_every": 20, "mean_kl": 0.02, "std_kl": 1e-3}},
     "awr": {**_REPLAY, "algo": {"lr": 3e-3, "beta": 2.0}},
     "iql": {**_REPLAY, "algo": {"lr": 3e-3, "tau": 0.02, "expectile": 0.9, "beta": 10.0}},
     "bc": {**_DATA, "algo": {"lr": 3e-3, "top_fraction": 0.2}},

@@ -105,6 +105,12 @@ CASES: dict[str, Case] = {
         {"lr": 3e-3, "gamma": 0.9, "tau": 0.05, "expectile": 0.9},
         like="sac",
     ),
+    "mpo": Case(
+        {**_RATE, "num_critics": 3, "num_samples": 3, "tau": 0.5, "target_update_every": 2, "max_grad_norm": 0.5},
+        {"lr": 3e-3, "gamma": 0.9, "target_update_every": 16, "num_samples": 8, "mean_kl": 0.02},
+        {"num_samples": 4},
+        like="sac",
+    ),
     "awr": Case(
         {**_RATE, **_STATISTICS, "ent_coef": 0.01, "max_grad_norm": 0.5, "adv_norm_rate": 0.1},
         {"lr": 3e-3, "gamma": 0.9, "beta": 2.0},

@@ -260,7 +260,7 @@ def test_another_key_gives_another(name):
     other = jax.random.key(12)
     assert differ(m.init(KEY), m.init(other))
     # the one step of these on all that there is draws nothing
-    if name not in ("a2c", "vdn", "iql", "awr", "bc", "marwil", "dt"):
+    if name not in ("a2c", "vdn", "iql", "mpo", "awr", "bc", "marwil", "dt"):
         assert differ(m.update(m.state, m.data, KEY)[0], m.update(m.state, m.data, other)[0])
     assert differ(m.act(m.actor, m.obs, m.carry, KEY), m.act(m.actor, m.obs, m.carry, other))
     assert differ(m.state.params, m.update(m.state, m.data, KEY)[0].params)  # and it learns at all

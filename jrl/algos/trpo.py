@@ -184,15 +184,11 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
     """
     if network.shared:
         raise InputError(
-            "network.shared: trpo fits the value after the policy's trust region, and a shared torso would move the "
-            "policy, too: set network.shared=false"
+            "network.shared: trpo needs separate torsos, or fitting the value would move the policy: set it to false"
         )
     if options.get("loss") is not None:
-        raise InputError(
-            "custom.loss: trpo's line search compares the surrogate loss that its step improves: use ppo or a2c, or "
-            "leave it out"
-        )
+        raise InputError("custom.loss: trpo's line search compares its own loss: use ppo or a2c, or leave it out")
     if agents.replacement.get() is not None:
-        raise InputError("trpo: its policy step is a line search, not a gradient step: use update instead")
+        raise InputError("gradients: trpo steps by a line search, not by a gradient: use learn_on_batch")
     agent = actor_critic.make_agent(cfg, spec, network, **options)
     return actor_critic.make_algo(cfg, agent, update)

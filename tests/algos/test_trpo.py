@@ -136,9 +136,9 @@ def test_the_optimizer_fits_the_value_alone():
 
 def test_refusals():
     env_spec = fakes.spec()
-    with pytest.raises(InputError, match=r"^network\.shared: .* set network\.shared=false"):
+    with pytest.raises(InputError, match=r"^network\.shared: .*: set it to false"):
         trpo.make(CFG, env_spec, dataclasses.replace(NETWORK, shared=True))
     with pytest.raises(InputError, match=r"^custom\.loss: .*: use ppo or a2c, or leave it out"):
         trpo.make(CFG, env_spec, NETWORK, loss=lambda default, net, params, batch: default(params, batch))
-    with gradients.taken(), pytest.raises(InputError, match="use update instead"):
+    with gradients.taken(), pytest.raises(InputError, match="use learn_on_batch"):
         trpo.make(CFG, env_spec, NETWORK)

@@ -129,6 +129,8 @@ TASKS = (
     Task("pqn-cartpole", "configs/pqn.yaml"),
     Task("pqn-cartpole-async", "configs/pqn.yaml", ("rollout.mode=async",)),
     Task("awr-cartpole", "configs/awr.yaml"),
+    Task("mpo-pendulum", "configs/mpo.yaml"),
+    Task("mpo-cartpole-swingup", "configs/mpo_dmc.yaml"),
     Task("sac-pendulum", "configs/sac.yaml"),
     Task("sac-pendulum-two", "configs/sac.yaml", ("env.num_envs=2",)),
     Task("sac-pendulum-runners", "configs/sac.yaml", ("env.num_envs=2", *_RUNNERS)),

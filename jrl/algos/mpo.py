@@ -6,10 +6,9 @@
     state, aux = jax.jit(algo.update)(state, batch, key)                   # batch: jrl.types.Batch; one gradient step
 
 Let pi' and Q' be the target networks, Q' the least value of the critics, and a_1 .. a_K samples of pi'(s). For Discrete
-actions all actions take the place of samples, each weighted by pi'(a | s). States s are `next_obs` of the batch: the
-critics' target reads the same values, as in Acme's implementation.
+actions all actions take the place of samples, each weighted by pi'(a | s).
 
-    critics        y = reward + discount mean_k Q'(s, a_k)
+    critics        y = reward + discount mean_k Q'(next s, a_k)
     E-step         w_k = softmax_k(Q'(s, a_k) / eta); eta minimises eta (sample_kl + mean log mean_k exp(Q' / eta))
     M-step         minimises -mean sum_k w_k log pi(a_k | s) + alpha KL(pi' || pi); alpha grows while KL > its bound
 
@@ -90,7 +89,7 @@ def init(cfg: Config, agent: Agent, key: Key) -> State:
 def evaluate(cfg: Config, agent: Agent, dist: Any, critic_params: PyTree, obs: PyTree, steps: int, key: Key):
     """Returns K actions of `dist` [N], the logarithms of their shares [N, K], and their least values [N, K].
 
-    For Sequences results are [N, L + 1, K]. Discrete: all actions, None in place of the actions.
+    For Windows results are [N, L, K]. Discrete: all actions, None in place of the actions.
     """
     critic = agent.net.critic
     obs = critics.critics_read(critic, critic_params, obs, steps)
@@ -148,27 +147,30 @@ def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch
     """Makes one gradient step of critics, policy and multipliers, and moves the targets if they are due."""
     batch = critics.read(cfg, agent, state, batch)
     burn_in, params, target_params = critics.burn_in(batch), state.params, state.target_params
-    output = lambda params: distributions.batched(critics.policy_output(agent, params, batch.next_obs, burn_in))
-    target = output(target_params["actor"])
-    action, share, q = evaluate(cfg, agent, target, target_params["critic"], batch.next_obs, burn_in, key)
-    select = lambda tree: jax.tree.map(functools.partial(critics.select_following, batch), tree)
-    target, action, share, q = jax.lax.stop_gradient(select((target, action, share, q)))
-    # no action follows the end of an episode
-    follows = batch.weight * (batch.discount > 0)
-    weight = follows / jnp.maximum(parts.pmean(jnp.mean(follows), agent.axis_name), 1e-8)
+    output = lambda params, obs: distributions.batched(critics.policy_output(agent, params, obs, burn_in))
+
+    def sample(obs, key):
+        dist = output(target_params["actor"], obs)
+        found = dist, *evaluate(cfg, agent, dist, target_params["critic"], obs, burn_in, key)
+        return jax.lax.stop_gradient(found)
+
+    here_key, there_key = jax.random.split(key)
+    target, action, share, q = sample(batch.obs, here_key)
+    _, _, next_share, next_q = sample(batch.next_obs, there_key)
 
     def own_loss(learned):
-        dist = select(output(learned["actor"]))
-        return policy_loss(cfg, dist, target, learned["dual"], action, share, q, weight)
+        dist = output(learned["actor"], batch.obs)
+        return policy_loss(cfg, dist, target, learned["dual"], action, share, q, batch.weight)
 
     learned = {name: params[name] for name in ("actor", "dual")}
     policy_gradient, metrics = parts.pmean(jax.grad(own_loss, has_aux=True)(learned), agent.axis_name)
+    next_value = critics.select_following(batch, jnp.sum(jnp.exp(next_share) * next_q, -1))
     obs = critics.critics_read(agent.net.critic, params["critic"], batch.obs, burn_in)
     critic_gradient, critic_metrics, priority = critics.td_gradient(
         functools.partial(critics.q_taken, agent),
         params["critic"],
         replace(batch, obs=obs),
-        batch.reward + batch.discount * jnp.sum(jnp.exp(share) * q, -1),
+        batch.reward + batch.discount * next_value,
         agent.axis_name,
         loss=agent.loss,
         net=agent.net.critic,

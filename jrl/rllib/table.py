@@ -677,7 +677,7 @@ ALGORITHMS = {
     "simpleq": AlgorithmRow("dqn", "DQN without extensions"),
     "rainbow": AlgorithmRow("dqn", "its parts are keys of dqn: see configs/rainbow.yaml"),
     "apex": AlgorithmRow("dqn", "an epsilon per worker is algo.exploration {name: epsilon_greedy, ladder: true}, "
-                      "collection beside learning is rollout.mode async"),
+                      "collection beside learning is rollout.mode async: see configs/apex_dqn.yaml"),
     "apex_dqn": AlgorithmRow("dqn", "see APEX"),
     "r2d2": AlgorithmRow(
         "dqn", "with double, dueling, value_rescaling, prioritised sequences, and network.core lstm",

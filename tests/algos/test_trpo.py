@@ -6,6 +6,7 @@ import fakes
 import jax
 import numpy as np
 import pytest
+from cases import some_quick
 from fakes import assert_same, differ
 from ppo_reference import reference_gae
 
@@ -48,7 +49,7 @@ def conjugate_gradient(matrix, b, steps):
     return x
 
 
-@pytest.mark.parametrize("action", [Discrete(3), Box((2,))], ids=str)
+@pytest.mark.parametrize("action", some_quick([Discrete(3), Box((2,))], Box((2,))), ids=str)
 def test_the_step_is_the_reference(action):
     env_spec, state, rollout = setting(action)
     net, mask = actor_critic.make(env_spec, NETWORK), np.asarray(rollout.mask)

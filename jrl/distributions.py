@@ -34,6 +34,7 @@ __all__ = [
     "action_distribution",
     "batched",
     "is_distribution",
+    "shift_means",
 ]
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
@@ -335,6 +336,18 @@ def batched(dist: Any) -> Any:
         case DiagGaussian() | TanhGaussian():
             return replace(dist, log_std=jnp.broadcast_to(dist.log_std, dist.mean.shape))
     return dist
+
+
+def shift_means(dist: Any, bound: Any, key) -> Any:
+    """Returns the distribution with noise, uniform in [-bound, bound], added to each mean of its DiagGaussians."""
+
+    def shift(part, key):
+        if not isinstance(part, DiagGaussian):
+            return part
+        return replace(part, mean=part.mean + bound * (2.0 * random.uniform(key, part.mean.shape) - 1.0))
+
+    leaves, tree = jax.tree.flatten(dist, is_leaf=is_distribution)
+    return jax.tree.unflatten(tree, [shift(*x) for x in zip(leaves, jax.random.split(key, len(leaves)), strict=True)])
 
 
 class ActionHead(NamedTuple):

@@ -152,6 +152,12 @@ ALGOS: dict[str, dict[str, Any]] = {
     "dt": {**_DATA, "algo": {"lr": 3e-3}},
     "distill": {**_ON_POLICY, "algo": {"lr": 5e-3}},
 }
+# as ALGOS, for algorithms without a row in docs/matrix.md: `make matrix` adds the row
+UNLISTED: dict[str, dict[str, Any]] = {
+    "trpo": {**_ON_POLICY, "algo": {"lr": 5e-3, "target_kl": 0.03}},
+    "mpo": {**_REPLAY, "algo": {"lr": 3e-3, "target_update_every": 20, "mean_kl": 0.02, "std_kl": 1e-3}},
+    "awr": {**_REPLAY, "algo": {"lr": 3e-3, "beta": 2.0}},
+}
 _ALL = {
     "env": {"backend": "jax"},
     # what comes from an image is larger than the rest of an observation, and steps are large
@@ -217,7 +223,7 @@ def of_algorithm(algo: str) -> dict[str, Any]:
     """What an algorithm is tried with; one without settings of its own as the one that it is most like."""
     found = algos.get_config_class(algo)
     like = "dqn" if issubclass(found, dqn.QLearning) else "sac" if learns_from(found) is Replay else "ppo"
-    return ALGOS.get(algo) or ALGOS[like]
+    return ALGOS.get(algo) or UNLISTED.get(algo) or ALGOS[like]
 
 
 def settings(algo: str, column: str, seed: int = 0) -> dict[str, Any]:

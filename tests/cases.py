@@ -71,6 +71,12 @@ CASES: dict[str, Case] = {
         like="ppo",
     ),
     "appo": Case({**_CLIPPED_STEPS, "target_update_every": 3, "tau": 0.5}, _PROBE_EPOCHS, _EPOCHS, like="ppo"),
+    "trpo": Case(
+        {**_RATE, **_STATISTICS, "gae_lambda": 0.9, "cg_steps": 3, "line_search_steps": 4, "max_grad_norm": 0.5},
+        {**_PROBE, "num_epochs": 10, "num_minibatches": 2, "target_kl": 0.02},
+        {**_EPOCHS, "cg_steps": 4, "line_search_steps": 3},
+        like="ppo",
+    ),
     "dqn": Case(
         {
             **_RATE, "double": True, "dueling": True, "noisy": True, "head": "c51", "num_atoms": 11, "tau": 0.1,
@@ -119,6 +125,17 @@ CASES: dict[str, Case] = {
         {**_RATE, "num_critics": 3, "max_grad_norm": 0.5},
         {"lr": 3e-3, "gamma": 0.9, "tau": 0.05, "expectile": 0.9},
         like="sac",
+    ),
+    "mpo": Case(
+        {**_RATE, "num_critics": 3, "num_samples": 3, "tau": 0.5, "target_update_every": 2, "max_grad_norm": 0.5},
+        {"lr": 3e-3, "gamma": 0.9, "target_update_every": 16, "num_samples": 8, "mean_kl": 0.02},
+        {"num_samples": 4},
+        like="sac",
+    ),
+    "awr": Case(
+        {**_RATE, **_STATISTICS, "ent_coef": 0.01, "max_grad_norm": 0.5, "adv_norm_rate": 0.1},
+        {"lr": 3e-3, "gamma": 0.9, "beta": 2.0},
+        like="marwil",
     ),
     # the probe environments are learned by acting in them: what these learn is in their own tests
     "bc": Case({**_RATE, **_STATISTICS, "ent_coef": 0.01, "max_grad_norm": 0.5}, {}, like="marwil"),

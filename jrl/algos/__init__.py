@@ -25,14 +25,14 @@ scalars by name. Both are averaged over the chunks of a batch and over devices. 
     a2c           the same                                                               batch: actor_critic.Rows [N]
     impala        the same                                         batch: impala.Columns [T, b], whole sequences;
                   with a core the network reads `impala.window(batch)`, [b, T + 1]
-    marwil        the same                                                               batch: marwil.Rows [N]
+    marwil, awr   the same                                                               batch: marwil.Rows [N]
     bc            net: critics.Policy, `apply(params, obs) -> distribution`              batch: bc.Rows [N]
     distill       the same                                                               batch: distill.Rows [N]
     dqn, iqn      net: parts.QNetwork, `q(params, obs) -> [N, A]`                        batch: parts.TdBatch [N]
     vdn           net: parts.QNetwork, `q(params, obs) -> [N, agents, A]`                batch: parts.TdBatch [N]
     pqn           net: parts.QNetwork, `q(params, obs) -> [N, A]`                        batch: pqn.Rows [N]
     sac, td3,     net: networks.critics.Critics, `apply(params, obs, action) -> [C, N]`, with Discrete actions
-    iql           `apply(params, obs) -> [C, N, A]`; it is the critics' loss, `params` are theirs
+    iql, mpo      `apply(params, obs) -> [C, N, A]`; it is the critics' loss, `params` are theirs
                                                                                          batch: parts.TdBatch [N]
 
 With a core, rows are sequences: leaves are [N, L, *], and `obs` is a Window, which `net` reads like an observation.
@@ -57,8 +57,8 @@ from jrl.fields.hyper import NetworkConfig
 _MODULES = {
     name: f"jrl.algos.{name}"
     for name in (
-        "ppo", "a2c", "impala", "appo", "dqn", "iqn", "vdn", "pqn", "sac", "td3", "iql", "bc", "marwil", "dt",
-        "distill", "ars", "es", "cma_es",
+        "ppo", "a2c", "impala", "appo", "trpo", "dqn", "iqn", "vdn", "pqn", "sac", "td3", "iql", "mpo", "awr", "bc",
+        "marwil", "dt", "distill", "ars", "es", "cma_es",
     )
 }  # fmt: skip
 

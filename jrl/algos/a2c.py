@@ -6,6 +6,9 @@
     state, aux = jax.jit(algo.update)(state, rollout, key)      # rollout: jrl.types.Rollout [T, B]
 
 With gae_lambda 1 the targets are those of the paper: the return to the end of the rollout plus the value after it.
+Without critic (`use_critic: false`) it is REINFORCE (Williams, 1992) with the return to the end of the episode or of
+the rollout, and no baseline: rollouts must be longer than episodes, or whole episodes (`rollout.batch_mode`).
+
 Rollouts are short (5 to 32 steps) and environments many. Rollouts of an older policy, as with `rollout.mode=async`, are
 not corrected: use IMPALA. Gradients and statistics are averaged over `make(..., axis_name="d")`; float
 hyper-parameters are leaves of Config and can be vmapped.
@@ -39,6 +42,7 @@ class Config(Common):
 
     lr: NonNegativeSchedule = 1e-3
     gae_lambda: Unit = 1.0  # lambda of generalised advantage estimation; 1: the return to the end of the rollout
+    use_critic: bool = True  # false: the advantage is the return to the rollout's end, and no value is learned
     vf_coef: NonNegative = 0.5  # weight of the value loss
     ent_coef: NonNegativeSchedule = 0.01  # weight of the entropy bonus
     normalize_advantage: bool = False  # to mean 0 and deviation 1 over the rollout's unmasked rows
@@ -48,12 +52,19 @@ class Config(Common):
     exploration: OverDistributions = Stochastic()
     curiosity: Rnd | Icm | None = None  # intrinsic rewards for exploration; null: none
 
+    def validate(self) -> list[str]:
+        faults = []
+        if not self.use_critic and self.gae_lambda != 1:
+            faults.append("gae_lambda weighs values of a critic, and use_critic is false: set gae_lambda to 1")
+        return faults + super().validate()
+
 
 def loss(cfg: Config, agent: Agent, params: PyTree, rows: Rows, *, ent_coef: Any) -> tuple[Array, Metrics]:
     """Returns -log pi(action) A + vf_coef (V - target)^2 / 2 - ent_coef entropy, the mean over Rows [N]."""
     dist, value = agent.net.apply(params, rows.obs)
     log_prob = dist.log_prob(rows.action)
-    return actor_critic.policy_gradient(dist, log_prob, value, rows, vf_coef=cfg.vf_coef, ent_coef=ent_coef)
+    vf_coef = cfg.vf_coef if cfg.use_critic else 0.0
+    return actor_critic.policy_gradient(dist, log_prob, value, rows, vf_coef=vf_coef, ent_coef=ent_coef)
 
 
 def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) -> tuple[State, UpdateAux]:
@@ -61,7 +72,9 @@ def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) 
     before = state = agents.with_return_stats(agent, state, rollout)
     state, intrinsic, novelty = curiosities.explore(cfg, agent, state, rollout, key)
     first = agents.with_first_stats(agent, state, rollout)
-    rows, _, memory, value_metrics = actor_critic.gae_rows(cfg, agent, first, rollout, intrinsic)
+    rows, _, memory, value_metrics = actor_critic.gae_rows(
+        cfg, agent, first, rollout, intrinsic, use_critic=cfg.use_critic
+    )
     rows = agents.cut(agent, rows, memory)
     lr, ent_coef = (schedules.value(schedule, state.env_steps) for schedule in (cfg.lr, cfg.ent_coef))
     own = functools.partial(loss, cfg, agent, ent_coef=ent_coef)

@@ -257,13 +257,15 @@ def make_rows(
 
 
 def gae_rows(
-    cfg: Any, agent: Agent, state: State, rollout: Rollout, intrinsic: Array | None = None
+    cfg: Any, agent: Agent, state: State, rollout: Rollout, intrinsic: Array | None = None, *, use_critic: bool = True
 ) -> tuple[Rows, Array, PyTree, Metrics]:
     """Returns Rows [T, B] with generalised advantage estimates, V(obs_t) [T, B], recurrent states and metrics.
 
-    With intrinsic rewards [T, B] their advantages are added, and targets and values are [T, B, 2].
+    With intrinsic rewards [T, B] their advantages are added, and targets and values are [T, B, 2]. Without
+    `use_critic` V is 0.
     """
     (value, memory), done = values(agent, state, rollout), rollout.terminated | rollout.truncated
+    value = value if use_critic else jnp.zeros_like(value)
     reward, extrinsic = parts.scale_reward(cfg, state.return_stats, rollout.reward), of_rewards(agent, value)
     advantage, target = returns.gae(
         reward, rollout.terminated, done, extrinsic, gamma=cfg.gamma, gae_lambda=cfg.gae_lambda

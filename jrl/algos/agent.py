@@ -331,8 +331,10 @@ def descend(
 
 def dropout_keys(agent: Agent, key: Key, count: int) -> Any:
     """Returns keys [count] for the dropout of passes, the same on all devices if `key` is; without dropout Nones."""
-    if not agent.network.drops:
-        return [None] * count
+    return _minibatch_keys(key, count) if agent.network.drops else [None] * count
+
+
+def _minibatch_keys(key: Key, count: int) -> Key:
     return jax.random.split(jax.random.fold_in(key, 0x64726F70), count)  # another stream than `key`
 
 
@@ -349,24 +351,27 @@ def epochs(
     take: Callable[[Array], Any],
     grid: tuple[int, int],
     key: Key,
+    *,
+    draws: bool = False,
 ) -> tuple[PyTree, Any]:
     """Makes `cfg.num_epochs` passes over a rollout, each in `cfg.num_minibatches` newly shuffled minibatches.
 
     Args:
-      step: (carry, minibatch) -> (carry, metrics); with dropout (carry, minibatch, key).
+      step: (carry, minibatch) -> (carry, metrics); with dropout or `draws` (carry, minibatch, key).
       start: initial carry.
       take: row indices [M, N / M] i32 -> minibatches with a leading axis [M].
       grid: (T, B) of the flattened N rows; T is 1 if only environments are shuffled.
       key: the same on all devices.
+      draws: whether `step` draws random numbers beside dropout.
     Returns:
       The last carry, and metrics [E, M].
     """
 
     def epoch(carry, key):
         index = minibatch.shuffle(key, *grid, cfg.num_minibatches, axis_name=agent.axis_name)
-        if not agent.network.drops:
+        if not (agent.network.drops or draws):
             return jax.lax.scan(step, carry, take(index))
-        keys = dropout_keys(agent, key, cfg.num_minibatches)
+        keys = _minibatch_keys(key, cfg.num_minibatches)
         return jax.lax.scan(lambda carry, x: step(carry, *x), carry, (take(index), keys))
 
     return jax.lax.scan(epoch, start, jax.random.split(key, cfg.num_epochs))

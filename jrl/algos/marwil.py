@@ -23,6 +23,7 @@ With `adv_norm_start: 1, adv_norm_rate: 0`, c is 1 and beta an inverse temperatu
 algorithms, but the advantages are not:
 
     AWR (arXiv:1910.00177)     `weight: exp`, with its bound. AWR uses TD(lambda) returns; here lambda is 1.
+                               `jrl.algos.awr` collects its own data.
     AWAC (arXiv:2006.09359)    `weight: softmax`: exp(A / temperature), normalised over the batch as implementations do.
     CRR (arXiv:2006.15134)     `weight: binary`, or `exp`: its two filters.
 

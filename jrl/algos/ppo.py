@@ -29,7 +29,7 @@ from jrl.algos.symmetry import Symmetry
 from jrl.fields.bounds import Amount, Count, NonNegative, NonNegativeSchedule, Positive, Unit
 from jrl.networks import NetworkConfig
 from jrl.ops import losses, minibatch, schedules
-from jrl.types import Algo, Array, EnvSpec, InputError, Key, Metrics, PyTree, Rollout, UpdateAux, hyperparams
+from jrl.types import Algo, Array, EnvSpec, InputError, Key, Metrics, PyTree, Rollout, Space, UpdateAux, hyperparams
 
 DEFAULT_NETWORK = NetworkConfig()
 _KL_COEF_RANGE = 1_000.0  # maximum factor between an adaptive weight and its initial value, up or down
@@ -88,9 +88,17 @@ class Config(ClippedSteps):
     gae_lambda: Unit = 0.95  # lambda of generalised advantage estimation
     symmetry: Symmetry | None = None  # mirror images of each step; null: none
     curiosity: Rnd | Icm | None = None  # intrinsic rewards for exploration; null: none
+    # bound of uniform noise on the means of Gaussian actions in the gradient steps (RPO, arXiv:2212.07536); null: none
+    rpo_alpha: Positive | None = None
 
     def validate(self) -> list[str]:
-        return symmetries.faults(self.symmetry, self.kl_coef) + super().validate()
+        faults = []
+        if self.rpo_alpha is not None and self.target_kl is not None:
+            faults.append(
+                "target_kl would measure the noise of rpo_alpha: use kl_coef, whose KL has none, or leave one of them "
+                "out"
+            )
+        return faults + symmetries.faults(self.symmetry, self.kl_coef) + super().validate()
 
 
 @struct.dataclass
@@ -144,11 +152,14 @@ def loss(
       rows: result of `targets` and `measured`.
       clip_eps, ent_coef, kl_coef: scalars, the present values.
       policy_coef: weight of all terms but the value loss, 0 while the policy does not learn; None: 1.
-      key: key of dropout; None: no dropout.
+      key: key of dropout and of the noise of `rpo_alpha`; None: neither.
     """
     dist, value = agent.net.apply(params, rows.obs, key=key, **agents.batch_rows(agent, rows.weight))
+    noisy = dist
+    if isinstance(cfg, Config) and cfg.rpo_alpha is not None and key is not None:
+        noisy = distributions.shift_means(dist, cfg.rpo_alpha, jax.random.fold_in(key, 1))
     # masked rows get ratio 1 before exp: weight 0 would not remove an overflow
-    log_prob = jnp.where(rows.weight > 0, dist.log_prob(rows.action), rows.log_prob)
+    log_prob = jnp.where(rows.weight > 0, noisy.log_prob(rows.action), rows.log_prob)
     mean = lambda x: jnp.mean(rows.weight * x)
     surrogate, clipped = losses.clipped_surrogate(log_prob, rows.log_prob, rows.advantage, clip_eps=clip_eps)
     kl_log_prob = rows.log_prob if cfg.target_kl is None else rows.kl_log_prob
@@ -235,7 +246,8 @@ def improve(
         return (new_params, new_opt_state, stopped), metrics
 
     start = (state.params, start_opt_state, jnp.zeros((), bool))
-    (params, opt_state, stopped), metrics = agents.epochs(cfg, agent, step, start, take, grid, key)
+    draws = isinstance(cfg, Config) and cfg.rpo_alpha is not None
+    (params, opt_state, stopped), metrics = agents.epochs(cfg, agent, step, start, take, grid, key, draws=draws)
     last = jax.tree.map(lambda x: x[-1].mean(), metrics)  # KL and clipping are reported after the last pass
     metrics = jax.tree.map(jnp.mean, metrics) | {k: last[k] for k in last if "kl" in k or "clip" in k}
     if cfg.target_kl is not None:
@@ -267,6 +279,14 @@ def check_policy_after(cfg: ClippedSteps, network: NetworkConfig) -> None:
         )
 
 
+def check_rpo(cfg: Config, space: Space) -> None:
+    """Raises InputError if there is no Gaussian whose mean could have noise."""
+    if cfg.rpo_alpha is not None and not distributions.action_distribution(space).num_gaussian:
+        raise InputError(
+            f"algo.rpo_alpha: expected a float Box among the actions, got {space}: leave algo.rpo_alpha out"
+        )
+
+
 def adapted_kl_coef(cfg: ClippedSteps, kl_coef: Array, kl: Array) -> Array:
     """Returns the weight of the KL penalty for the next update, after an update with this final `kl` (section 4)."""
     assert cfg.kl_coef is not None and cfg.kl_target is not None
@@ -291,6 +311,7 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
     """Makes PPO, an on-policy Algo. A user's loss gets Rows [N]. Arguments and errors: see `jrl.algos`."""
     check_policy_after(cfg, network)
     symmetries.check(cfg.symmetry, spec, network)
+    check_rpo(cfg, spec.action)
     agent = actor_critic.make_agent(cfg, spec, network, **options)
     # with a shared torso, recording the value while acting costs only its head; else computing it later is cheaper
     return actor_critic.make_algo(cfg, agent, update, init=init, record_value=network.shared)

@@ -182,8 +182,8 @@ _DATA = (
     Row("env.id data.input", lambda c: _is_mixed(c) and _acts_nowhere(c),
         f"env.id is missing: data.input names {SAMPLER}, which acts in environments"),
     Row("replay.prioritized algo.name", lambda c: (
-            learns_from(c.algo) is DataSets
-            and _has_data(c)
+            (_name(c) == "awr" or (learns_from(c.algo) is DataSets and _has_data(c)))
+            and c.replay
             and c.replay.prioritized
             and f"replay.prioritized: {_name(c)} has no priorities and draws all rows alike: leave it out"
         )),

@@ -5,15 +5,15 @@
 
 # name of an algorithm, in lower case without - and _ -> answer; names of shipped configs need no entry
 _MEMORY = "it is ppo with a memory: --algo ppo --set network.core.name=lstm"
-_APEX = "it is dqn with prioritised replay: --algo dqn --set replay.prioritized=true --set env_runners.num=4"
-_GRADIENT = "it is an example of a checkout, --algo examples.reinforce; the nearest here: --algo a2c"
+_APEX = "it is dqn with prioritised replay and env runners: jrl train apex_dqn"
+_GRADIENT = "it is a2c without critic: --algo a2c --set algo.use_critic=false"
 ALGORITHMS = {
     "recurrentppo": _MEMORY,
     "maskableppo": "it is ppo, which reads an item action_mask of the observation or the infos: --algo ppo",
-    "trpo": "jrl does not have it: the nearest is --algo ppo --set algo.target_kl=0.01",
     "her": "it is an option of replay: --algo sac --set replay.hindsight={}",
     "reinforce": _GRADIENT,
     "pg": _GRADIENT,
+    "rpo": "it is an option of ppo: --algo ppo --set algo.rpo_alpha=0.5",
     "a3c": "its threads are environments here: --algo a2c",
     "ddqn": "it is an option of dqn: --algo dqn --set algo.double=true",
     "doubledqn": "it is an option of dqn: --algo dqn --set algo.double=true",

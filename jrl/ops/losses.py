@@ -15,6 +15,7 @@ __all__ = [
     "clipped_value_loss",
     "explained_variance",
     "huber",
+    "surrogate",
     "weighted_mean",
 ]
 
@@ -42,6 +43,25 @@ def weighted_mean(x, weight, *, axis_name: str | None = None) -> jax.Array:
     weight = jnp.asarray(weight, jnp.float32)
     total = collectives.psum(jnp.stack([jnp.sum(x * weight), jnp.sum(weight)]), axis_name)
     return total[0] / jnp.maximum(total[1], 1e-8)
+
+
+def surrogate(log_prob, old_log_prob, advantage) -> jax.Array:
+    """Returns the importance-weighted policy loss, -ratio * A (arXiv:1502.05477, eq. 14).
+
+    The ratio is bounded by exp(20), without gradient beyond.
+
+    Args:
+      log_prob, old_log_prob, advantage: [N] f32, as for `clipped_surrogate`.
+    Returns:
+      [N] f32.
+    Raises:
+      ValueError: shapes disagree.
+
+    >>> surrogate(jnp.log(jnp.array([0.5])), jnp.log(jnp.array([0.25])), jnp.array([3.0]))
+    Array([-6.], dtype=float32)
+    """
+    _check_shapes(log_prob=log_prob, old_log_prob=old_log_prob, advantage=advantage)
+    return -jnp.exp(_log_ratio(log_prob, old_log_prob)) * lax.stop_gradient(advantage)
 
 
 def clipped_surrogate(log_prob, old_log_prob, advantage, *, clip_eps) -> tuple[jax.Array, jax.Array]:

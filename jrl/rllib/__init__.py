@@ -2,7 +2,8 @@
 
 Each registered algorithm has a config class and an Algorithm class: PPOConfig and PPO, DQNConfig and DQN, ... CQL is
 SAC with the flag `conservative`, TQC is SAC with critics of quantiles; APEX is DQN with prioritised replay, n-step
-returns and a ladder of epsilons. The classes of a user's module are `config_class("my_project.my_ppo")` and
+returns and a ladder of epsilons; PG is
+A2C without critic. The classes of a user's module are `config_class("my_project.my_ppo")` and
 `algorithm_class("my_project.my_ppo")`.
 """
 
@@ -30,6 +31,7 @@ _MODULES = {
 _VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cql": ("sac", {"algo": {"conservative": True}}),
     "tqc": ("sac", {"algo": {"critic": {"kind": "quantiles", "dropped_atoms": 2}, "actor_q": "mean"}}),
+    "pg": ("a2c", {"algo": {"use_critic": False, "ent_coef": 0.0}}),
     "apex": (
         "dqn",
         {

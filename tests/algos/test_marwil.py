@@ -14,7 +14,8 @@ from fakes import assert_close, assert_same, differ
 from sac_reference import forward
 from test_bc import adam, log_prob_and_entropy
 
-from jrl.algos import marwil
+from jrl.algos import awr, marwil
+from jrl.fields.data import Replay
 from jrl.networks import NetworkConfig
 from jrl.types import Box, Discrete, EnvSpec
 
@@ -73,6 +74,14 @@ def test_one_update_is_that_of_the_equations(kind, action):
     metrics |= {"policy/imitation": mean(weight), "policy/adv_norm": np.sqrt(square), "value/target": mean(target)}
     for name, wanted in metrics.items():
         np.testing.assert_allclose(aux.metrics[name], wanted, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_awr_is_marwil_on_transitions_of_replay():
+    cfg = awr.Config(**vars(BASE))
+    algo, state, batch = setting()
+    own = awr.make(cfg, fakes.spec(), fakes.NETWORK)
+    assert own.data == Replay() and not cfg.to_end
+    assert_same(jax.jit(own.update)(state, batch, KEY), jax.jit(algo.update)(state, batch, KEY))
 
 
 def test_weights_by_hand():

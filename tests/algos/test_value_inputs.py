@@ -163,7 +163,7 @@ def test_what_has_no_critic_refuses_it_by_name(name):
         return
     with pytest.raises(InputError) as e:
         fakes.make(name, spec(name), network())
-    instead = "marwil" if fakes.from_data(name) else "ppo, a2c, impala, appo, sac, td3 or iql"
+    instead = "marwil" if fakes.from_data(name) else "ppo, a2c, impala, appo, trpo, sac, td3, iql, mpo or awr"
     assert e.value.errors == (
         f"network.value_inputs: {name} has no critic beside its policy: use {instead}, or leave this out",
     )
@@ -194,7 +194,7 @@ def test_a_run_with_memory_is_trained_and_resumed(name, tmp_path, capsys):
         "checkpoint.every=256",
     ]
     more += ["evaluation.every=512", "evaluation.duration=4", "algo.normalize_obs=true", "run.report_every=256"]
-    if name in ("sac", "td3", "iql"):
+    if name in ("sac", "td3", "iql", "mpo", "awr"):
         more += ["replay.learning_starts=128", "replay.batch_size=16", "replay.updates_per_step=0.0078125"]
         more += ["network.max_seq_len=4", "replay.capacity=2000"]
     if name == "td3":

@@ -345,6 +345,23 @@ def unstack_space(space: Space, count: int) -> Space | None:
     return None
 
 
+def channel_axis(box: Box) -> int:
+    """Returns the axis of the channels of an image or grid, 0 or 2: `box.channels`, or by its three sizes.
+
+    Two equal neighbours are height and width, as in stacked frames with more channels than rows. Otherwise the smaller
+    of the first and the last size is the channels.
+
+    >>> [channel_axis(Box(shape)) for shape in ((3, 84, 84), (4, 4, 6), (5, 7, 8), (7, 5, 2))]
+    [0, 2, 0, 2]
+    >>> channel_axis(Box((5, 7, 8), channels=2))
+    2
+    """
+    first, middle, last = box.shape
+    if box.channels is not None:
+        return box.channels
+    return 0 if middle == last != first or (first < last and middle != first) else 2
+
+
 def num_bytes(space: Space) -> int:
     """Returns the bytes of one element.
 

@@ -30,7 +30,8 @@ def space_to_json(space: Space) -> dict[str, Any]:
             return {"kind": "Dict", "spaces": {name: space_to_json(part) for name, part in space.items}}
         case Tuple():
             return {"kind": "Tuple", "spaces": [space_to_json(part) for part in space.items]}
-    return {"kind": type(space).__name__, **vars(space)}
+    fields = {name: value for name, value in vars(space).items() if (name, value) != ("channels", None)}
+    return {"kind": type(space).__name__, **fields}
 
 
 def space_from_json(found: Any) -> Space:
@@ -43,7 +44,9 @@ def space_from_json(found: Any) -> Space:
         case {"kind": "MultiBinary", "shape": list(shape), "dtype": dtype}:
             return MultiBinary(_shape(shape), _dtype(dtype))
         case {"kind": "Box", "shape": list(shape), "dtype": dtype, "low": low, "high": high}:
-            box = Box(_shape(shape), _dtype(dtype), _bound(low), _bound(high))
+            box = Box(_shape(shape), _dtype(dtype), _bound(low), _bound(high), found.get("channels"))
+            if box.channels is not None and (box.channels not in (0, 2) or len(box.shape) != 3):
+                raise ValueError(f"spec: expected channels 0 or 2 of three axes, got {str(box.channels)[:40]}")
             if any(isinstance(b, tuple) and len(b) != math.prod(box.shape) for b in (box.low, box.high)):
                 raise ValueError("spec: expected a bound with one element for each element of the space")
             return box

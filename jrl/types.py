@@ -69,12 +69,16 @@ def hyperparams(cls: type) -> type:
 
 @dataclasses.dataclass(frozen=True)
 class Box:
-    """Space of arrays of one shape and dtype. `low` and `high` are a number, or one number per element in C order."""
+    """Space of arrays of one shape and dtype. `low` and `high` are a number, or one number per element in C order.
+
+    `channels` is the axis of the channels of an image or grid; None: see `spaces.channel_axis`.
+    """
 
     shape: tuple[int, ...]
     dtype: str = "float32"
     low: float | tuple[float, ...] = -math.inf
     high: float | tuple[float, ...] = math.inf
+    channels: int | None = dataclasses.field(default=None, repr=False)
 
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns `low` and `high` as float64 arrays of `shape`."""

@@ -56,6 +56,8 @@ class Config(Common):
         faults = []
         if not self.use_critic and self.gae_lambda != 1:
             faults.append("gae_lambda weighs values of a critic, and use_critic is false: set gae_lambda to 1")
+        if not self.use_critic and self.curiosity is not None:
+            faults.append("curiosity has a value of its own, and use_critic is false: leave one of them out")
         return faults + super().validate()
 
 

@@ -34,6 +34,7 @@ from jrl.fields.bounds import NonNegativeSchedule, Positive, Unit
 from jrl.fields.data import DataSets, Fresh, Replay
 from jrl.networks import NetworkConfig
 from jrl.networks.dense import with_unit_weights
+from jrl.networks.encoders import convolves
 from jrl.ops import exploration as ops
 from jrl.ops import minibatch
 from jrl.types import ActOut, Algo, Array, EnvSpec, Key, PyTree, Rollout, Space, UpdateAux, hyperparams
@@ -143,6 +144,11 @@ class Agent(NamedTuple):
     def row_bytes(self) -> int:
         """Returns the bytes of an observation."""
         return spaces.num_bytes(self.spec.observation)
+
+    @property
+    def convolves(self) -> bool:
+        """Returns whether steps pass through convolutions; False with a core, whose sequences share their steps."""
+        return not self.network.recurrent and convolves(self.spec.observation, self.network)
 
 
 def make(
@@ -396,7 +402,7 @@ def mean_gradient(agent: Agent, loss: Callable[..., Any], params: PyTree, batch:
 def chunk(cfg: Any, agent: Agent, num_rows: int, length: int = 1) -> int:
     """Returns the number of rows (of `length` steps) per gradient computation, by the Config or the cache size."""
     limit = getattr(cfg, "microbatch_size", None)
-    return minibatch.chunk_rows(num_rows, agent.row_bytes, limit, length=length)
+    return minibatch.chunk_rows(num_rows, agent.row_bytes, limit, agent.convolves, length=length)
 
 
 def grid(agent: Agent, num_steps: int, num_envs: int) -> tuple[int, int]:
@@ -414,7 +420,7 @@ def cut(agent: Agent, rows: Any, memory: PyTree) -> Any:
 def map_rows(agent: Agent, function: Callable[[PyTree], PyTree], tree: PyTree) -> PyTree:
     """Maps `function` of rows [N, ...] over a tree [T, B, ...], in chunks that fit the cache."""
     num_steps, num_envs = jax.tree.leaves(tree)[0].shape[:2]
-    chunk = minibatch.chunk_rows(num_steps * num_envs, agent.row_bytes)
+    chunk = minibatch.chunk_rows(num_steps * num_envs, agent.row_bytes, None, agent.convolves)
     out = minibatch.map_rows(function, sequences.flat(tree), chunk)
     return jax.tree.map(lambda x: x.reshape(num_steps, num_envs, *x.shape[1:]), out)
 

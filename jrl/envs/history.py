@@ -4,6 +4,7 @@ History starts empty with each episode: on the step after an end, and after an e
 horizon (`jrl.envs.limits`) the environment continues, but its history starts empty, as a recurrent state does.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -60,7 +61,7 @@ def build_history(
       spec: spec of environments without history; its action space is the policy's. Each kind of agents has its own
         history.
       frame_stack: n. Each Box of the observation except action_mask becomes its latest n frames, the newest last; the
-        first frame of an episode is repeated. Images with channels (three axes, the smaller of first and last) become
+        first frame of an episode is repeated. Images with channels (three axes, see `spaces.channel_axis`) become
         [C * n, H, W] or [H, W, C * n]; other arrays become [n, *]. Dtype, bounds and integer spaces stay.
       prev_action, prev_reward: the observation is a Dict of its own parts (or "obs") with these two parts: the action
         that the policy chose, and the environment's reward f32. Zeros at the start of an episode.
@@ -193,7 +194,7 @@ def _build_stacks(spec: EnvSpec, n: int) -> list[_Stack | None]:
 def _build_stack(leaf: Box, n: int) -> _Stack:
     shape = leaf.shape
     new = len(shape) != 3
-    at = 0 if new or shape[0] < shape[-1] else 2
+    at = 0 if new else spaces.channel_axis(leaf)
     size = 1 if new else shape[at]
     frame = (1, *shape) if new else shape
 
@@ -203,7 +204,10 @@ def _build_stack(leaf: Box, n: int) -> _Stack:
         return tuple(np.concatenate([np.asarray(b, np.float64).reshape(frame)] * n, at).reshape(-1).tolist())
 
     stacked = (*frame[:at], size * n, *frame[at + 1 :])
-    return _Stack(Box(stacked, leaf.dtype, bound(leaf.low), bound(leaf.high)), n, size, at + 1, new)
+    space = Box(stacked, leaf.dtype, bound(leaf.low), bound(leaf.high))
+    if len(stacked) == 3 and spaces.channel_axis(space) != at:
+        space = dataclasses.replace(space, channels=at)
+    return _Stack(space, n, size, at + 1, new)
 
 
 def _expand_like(fresh: Array, x: Array) -> Array:

@@ -302,7 +302,7 @@ def _picture(space: Leaf) -> Callable[[np.ndarray], np.ndarray] | None:
     pixels = space.dtype == "uint8"
     if not pixels and not (math.isfinite(low) and math.isfinite(high) and low < high):
         return None
-    first = len(space.shape) == 3 and space.shape[0] < space.shape[-1]
+    first = len(space.shape) == 3 and spaces.channel_axis(space) == 0
     channels = 1 if len(space.shape) == 2 else space.shape[0 if first else -1]
     if not pixels and channels not in (1, 3):
         return None

@@ -68,8 +68,8 @@ def is_image(space: Space) -> bool:
 def to_float(space: Leaf, obs: Array, image_max: float = 255.0) -> Array:
     """Returns observations [..., *space.shape] as float32 features [N, F] or images [N, H, W, C] in [0, 1].
 
-    Integers become one-hot vectors. An array with three axes is an image; its channel axis is the smaller of the first
-    and the last axis. uint8 is divided by 255, in images by `image_max`.
+    Integers become one-hot vectors. An array with three axes is an image, with channels on `spaces.channel_axis`. uint8
+    is divided by 255, in images by `image_max`.
     """
     if isinstance(space, Discrete):
         return jax.nn.one_hot(obs.reshape(-1), space.n)
@@ -82,7 +82,7 @@ def to_float(space: Leaf, obs: Array, image_max: float = 255.0) -> Array:
     if not is_image(space):
         return x.reshape(-1, math.prod(space.shape))
     x = x.reshape(-1, *space.shape)
-    return jnp.moveaxis(x, 1, 3) if space.shape[0] < space.shape[2] else x
+    return jnp.moveaxis(x, 1, 3) if spaces.channel_axis(space) == 0 else x
 
 
 def activated(module: nn.Module, cfg: NetworkConfig, x: Array, valid: Array | None, name: str | None = None) -> Array:
@@ -189,6 +189,11 @@ def choose(space: Space, cfg: NetworkConfig) -> dict[str, str]:
     return {path: cfg.encoders.get(path) or default(leaf, cfg) for path, leaf in found.items()}
 
 
+def convolves(space: Space, cfg: NetworkConfig) -> bool:
+    """Returns whether a network of jrl's own encoders convolves an array of the observation."""
+    return not (cfg.flatten or is_custom(cfg)) and any(name in ("grid", *CNNS) for name in choose(space, cfg).values())
+
+
 def default(leaf: Leaf, cfg: NetworkConfig) -> str:
     """Returns the default encoder of an array by its shape and dtype: a CNN for images, else "flat"."""
     if cfg.flatten or not is_image(leaf) or cfg.torso == "mlp":
@@ -220,16 +225,11 @@ def _misfit(leaf: Leaf, name: str) -> str | None:
 
 
 def cells(leaf: Box, x: Any) -> Any:
-    """Returns grids [..., *leaf.shape] as [N, H, W, C].
-
-    Of three axes two equal ones are H and W, as in stacked frames with more channels than rows. If all axes differ, C
-    is the smaller of the first and the last.
-    """
+    """Returns grids [..., *leaf.shape] as [N, H, W, C]."""
     if len(leaf.shape) == 2:
         return x.reshape(-1, *leaf.shape, 1)
-    a, b, c = leaf.shape
-    x = x.reshape(-1, a, b, c)
-    return x.transpose(0, 2, 3, 1) if (b == c != a) or (a < c and b not in (a, c)) else x
+    x = x.reshape(-1, *leaf.shape)
+    return x.transpose(0, 2, 3, 1) if spaces.channel_axis(leaf) == 0 else x
 
 
 def grid_values(leaf: Box) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -1,4 +1,4 @@
-"""The hand-written gradients of the convolution against those that JAX derives."""
+"""Convolutions on a CPU, hand-written gradients or matrix products of windows, against JAX's own."""
 
 import flax.linen as nn
 import jax
@@ -16,10 +16,10 @@ def plain(x, kernel, stride, padding):
     )
 
 
-def data(height, width, size, seed=0):
+def data(height, width, size, channels=3, seed=0):
     rng = np.random.default_rng(seed)
-    x = jnp.asarray(rng.normal(size=(2, height, width, 3)), jnp.float32)
-    return x, jnp.asarray(rng.normal(size=(size, size, 3, 4)), jnp.float32)
+    x = jnp.asarray(rng.normal(size=(2, height, width, channels)), jnp.float32)
+    return x, jnp.asarray(rng.normal(size=(size, size, channels, 4)) / np.sqrt(channels), jnp.float32)
 
 
 def gradients(conv, x, kernel, weight):
@@ -30,12 +30,16 @@ def gradients(conv, x, kernel, weight):
 @pytest.mark.parametrize("padding", ["VALID", "SAME"])
 @pytest.mark.parametrize("stride", [1, 2, 4])
 @pytest.mark.parametrize(
-    ("height", "width", "size"),
-    some_quick([(8, 8, 4), (9, 7, 3), (11, 10, 4), (5, 6, 5), (6, 5, 1)], (9, 7, 3), (11, 10, 4)),
+    ("height", "width", "size", "channels"),  # 3 channels: a product of windows; 512: a convolution
+    some_quick(
+        [(8, 8, 4, 3), (9, 7, 3, 3), (9, 7, 3, 512), (11, 10, 4, 3), (11, 10, 4, 512), (5, 6, 5, 3), (6, 5, 1, 3)],
+        (9, 7, 3, 3),
+        (11, 10, 4, 512),
+    ),
 )
-def test_values_and_gradients(height, width, size, stride, padding):
+def test_values_and_gradients(height, width, size, channels, stride, padding):
     # 11 rows, size 4, stride 4: the last three rows are in no window
-    x, kernel = data(height, width, size)
+    x, kernel = data(height, width, size, channels)
 
     @jax.jit
     def both(x, kernel):
@@ -54,8 +58,9 @@ def test_values_and_gradients(height, width, size, stride, padding):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
-def test_under_vmap():
-    x, kernel = data(9, 9, 3)
+@pytest.mark.parametrize("channels", [3, 512])
+def test_under_vmap(channels):
+    x, kernel = data(9, 9, 3, channels)
     kernels = jnp.stack([kernel, -kernel, 2 * kernel])
     grad = lambda conv: jax.jit(jax.vmap(jax.grad(lambda k: jnp.sum(jnp.sin(conv(x, k))))))(kernels)
     ours, theirs = grad(lambda x, k: conv2d(x, k, stride=2)), grad(lambda x, k: plain(x, k, 2, "VALID"))

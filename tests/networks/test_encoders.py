@@ -1,6 +1,7 @@
 """Observations as trees: which encoder reads which array, what it makes of it, what the torso sees."""
 
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +9,10 @@ import numpy as np
 import pytest
 
 from jrl import networks, spaces
+from jrl.envs.history import build_history
 from jrl.networks import Head, NetworkConfig
 from jrl.networks.encoders import choose, flattened, grid_values
+from jrl.spaces_json import space_from_json, space_to_json
 from jrl.types import Box, Dict, Discrete, EnvSpec, InputError, MultiBinary, MultiDiscrete, Tuple, element
 
 SPACE = Dict(
@@ -166,6 +169,23 @@ def test_a_grid_is_embedded_by_channel():
 def test_tables_of_a_grid_have_a_row_for_each_value_of_a_channel(space, values):
     assert grid_values(space) == values
     assert choose(space, NetworkConfig(encoders={"": "grid"})) == {"": "grid"}
+
+
+@pytest.mark.parametrize(
+    ("frame", "num", "values"),
+    [
+        (Box((5, 7, 2), "int32", 0, (12.0, 4.0) * 35), 4, (13, 5) * 4),  # more channels than rows
+        (Box((5, 4), "uint8", 0, 3), 8, (4,) * 8),  # more frames than rows
+        (Box((4, 4, 6), "int32", 0, (2.0, 1.0) * 48), 2, (3, 2) * 6),  # more channels than rows in a frame
+    ],
+)
+def test_stacked_grids_keep_their_channels(frame, num, values):
+    """Also when the space is read from a checkpoint."""
+    history = build_history(EnvSpec(frame, Discrete(2), 1), frame_stack=num)
+    stacked = history.spec.observation
+    assert grid_values(stacked) == ((0,) * len(values), values)
+    assert space_from_json(json.loads(json.dumps(space_to_json(stacked)))) == stacked
+    assert "channels" not in space_to_json(frame)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,10 @@ from jrl.rllib.table import ALGORITHMS, GROUPS, INSTEAD, KEYS
 from jrl.rllib.translation import Job, split_containers, translate
 
 RULES = (multi_agent, rules)  # modules that register rules when they are imported
-_KNOWN = "PPO, APPO, IMPALA, A2C, A3C, PG, DQN, APEX, R2D2, SimpleQ, SAC, TQC, TD3, DDPG, and from data BC, MARWIL, CQL, IQL, DT"
+_KNOWN = (
+    "PPO, APPO, IMPALA, A2C, A3C, PG, DQN, APEX, R2D2, SimpleQ, SAC, TQC, TD3, DDPG, and from data BC, MARWIL, CQL, "
+    "IQL, DT"
+)
 _EXPERIMENT = {name for row in GROUPS["Experiment"] for name in row.names} - {"algo_class"}
 
 

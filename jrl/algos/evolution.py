@@ -206,14 +206,14 @@ def update(
 def make(strategy: Strategy, cfg: Any, spec: EnvSpec, network: NetworkConfig, **options: Unpack[MakeOptions]) -> Algo:
     """Makes the on-policy Algo of an evolution strategy; arguments and errors: see `jrl.algos`.
 
-    Without `cfg.population` there is a member for each of the `spec.num_envs` environments.
+    Without `cfg.population` each of the `spec.num_envs` environments has a member, and an odd number is raised by one.
 
     Raises:
       InputError: a user's loss; see also `jrl.algos`.
     """
     if options.get("loss") is not None:
         raise InputError("custom.loss: expected an algorithm with a loss, got an evolution strategy: leave it out")
-    cfg = replace(cfg, population=cfg.population or spec.num_envs)
+    cfg = replace(cfg, population=cfg.population or spec.num_envs + spec.num_envs % 2)
     agent = agents.make(cfg, spec, network, make_policy, kind="distribution", records=Records(), **options)
     bind: Any = lambda function: functools.partial(function, strategy=strategy)
     algo = agents.algo(

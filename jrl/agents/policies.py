@@ -13,7 +13,7 @@ import numpy as np
 from jrl import algos, spaces
 from jrl.agents import fixed
 from jrl.agents.fixed import Group
-from jrl.config import RolloutConfig, RunConfig, Sizes, algo_name, discount_by_action, multi_agent
+from jrl.config import RolloutConfig, RunConfig, Sizes, algo_name, discount_by_action, multi_agent, with_population
 from jrl.errors import InputError
 from jrl.learn.learner import Learner
 from jrl.learn.program import LoopState, Program
@@ -294,7 +294,9 @@ class Single(Policies):
 
     @functools.cached_property
     def groups(self) -> tuple[Group, ...]:
-        cfg = multi_agent.policy_config(self.cfg, self.names[0]) if self.names else discount_by_action(self.cfg)
+        cfg = with_population(discount_by_action(self.cfg))
+        if self.names:
+            cfg = multi_agent.policy_config(self.cfg, self.names[0])
         agents = np.arange(max(1, len(self.spec.agents)))[None]
         return (Group((self.the_one or "",), agents, kinds=self.spec.kinds, cfg=cfg, spec=self.spec),)
 

@@ -11,7 +11,7 @@ over the b directions of greatest max(r+, r-), and sigma_R is the standard devia
 `normalize_obs` this is V2-t of the paper, without it V1-t. `jrl.algos.evolution` has acting and scores.
 """
 
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import jax.numpy as jnp
 from jax import lax
@@ -31,19 +31,12 @@ DEFAULT_NETWORK = evolution.DEFAULT_NETWORK
 class Config(Evolution):
     """Hyper-parameters of ARS; a Schedule is a number or `[[env_steps, value], ...]`."""
 
+    in_pairs: ClassVar[bool] = True
+
     lr: NonNegativeSchedule = 0.02
-    top_directions: Count | None = None  # pairs of members that the step uses, the best ones; null: all
+    top_directions: Count | None = None  # most pairs of members that the step uses, the best ones; null: all
     normalize_obs: bool = True
     optimizer: Optimizer = Sgd()
-
-    def validate(self) -> list[str]:
-        faults, pairs = evolution.pair_faults(self) + super().validate(), self.population // 2
-        if (self.top_directions or 0) > pairs:
-            faults.append(
-                f"top_directions: expected at most the {pairs} pairs of population {self.population}, got "
-                f"{self.top_directions}: lower it, or raise population"
-            )
-        return faults
 
 
 def learn(
@@ -51,7 +44,7 @@ def learn(
 ) -> tuple[Array, dict[str, Any]]:
     """Returns the step [P] before the factor lr; arguments as for `evolution.Strategy.learn`."""
     pairs = scores.reshape(2, -1)
-    best, index = lax.top_k(pairs.max(0), cfg.top_directions or pairs.shape[1])
+    best, index = lax.top_k(pairs.max(0), min(cfg.top_directions or pairs.shape[1], pairs.shape[1]))
     plus, minus = pairs[:, index]
     deltas = deviations[index] / cfg.noise_std
     return (plus - minus) @ deltas / (len(best) * jnp.std(pairs[:, index]) + 1e-6), own

@@ -11,7 +11,7 @@ The utility u_i is the member's rank, from 1/2 for the best return to -1/2 for t
 step; the paper's weight decay is that of adamw. `jrl.algos.evolution` has acting and scores.
 """
 
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import jax.numpy as jnp
 
@@ -29,19 +29,18 @@ DEFAULT_NETWORK = evolution.DEFAULT_NETWORK
 class Config(Evolution):
     """Hyper-parameters of OpenAI-ES; a Schedule is a number or `[[env_steps, value], ...]`."""
 
+    in_pairs: ClassVar[bool] = True
+
     lr: NonNegativeSchedule = 0.01
     normalize_obs: bool = True
-
-    def validate(self) -> list[str]:
-        return evolution.pair_faults(self) + super().validate()
 
 
 def learn(
     cfg: Config, own: dict[str, Any], deviations: Array, scores: Array, generation: Array
 ) -> tuple[Array, dict[str, Any]]:
     """Returns the gradient [P]; arguments as for `evolution.Strategy.learn`."""
-    utilities = evolution.rank_weights(scores, jnp.linspace(0.5, -0.5, cfg.population))
-    return utilities @ deviations / (cfg.population * cfg.noise_std**2), own
+    utilities = evolution.rank_weights(scores, jnp.linspace(0.5, -0.5, len(scores)))
+    return utilities @ deviations / (len(scores) * cfg.noise_std**2), own
 
 
 def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, **options: Unpack[MakeOptions]) -> Algo:

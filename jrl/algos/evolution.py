@@ -45,8 +45,10 @@ class Evolution(Common):
     """Hyper-parameters of evolution strategies; a Schedule is a number or `[[env_steps, value], ...]`."""
 
     has_members: ClassVar[bool] = True
+    in_pairs: ClassVar[bool] = False  # whether members are mirrored pairs, so that their number is even
 
-    population: Count = 8  # members; env.num_envs is a multiple of it, and equally many environments play each member
+    # members, each played by equally many of the env.num_envs environments; null: one for each environment
+    population: Count | None = None
     noise_std: Positive = 0.05  # standard deviation of the members' parameters around the mean
     alive_bonus: float = 0.0  # reward of each step for being alive, which scores leave out
     exploration: Members = Members()
@@ -73,13 +75,6 @@ def mirrored(cfg: Any, own: dict[str, Any], key: Key, size: int) -> Array:
     """Returns deviations [N, P] in antithetic pairs: member i + N / 2 is the mirror image of member i."""
     half = cfg.noise_std * jax.random.normal(key, (cfg.population // 2, size))
     return jnp.concatenate([half, -half])
-
-
-def pair_faults(cfg: Any) -> list[str]:
-    """Returns the message for a population that has no pairs."""
-    if cfg.population % 2 == 0:
-        return []
-    return [f"population: expected an even number, for pairs, got {cfg.population}: use {cfg.population + 1}"]
 
 
 def rank_weights(scores: Array, by_rank: Array) -> Array:
@@ -150,7 +145,7 @@ def actor(cfg: Evolution, agent: Agent, state: State, strategy: Strategy) -> Act
     return ActorState(state.params, state.obs_stats, noisy=members)
 
 
-def carry(cfg: Evolution, agent: Agent, batch_size: int, first: Any = 0, total: int | None = None) -> agents.Carry:
+def carry(cfg: Any, agent: Agent, batch_size: int, first: Any = 0, total: int | None = None) -> agents.Carry:
     """Returns the recurrent state of environments first .. first + B - 1 of `total`; neighbours have one member."""
     each = 1 if total is None else total // cfg.population
     member = (first + jnp.arange(batch_size, dtype=jnp.int32)) // each % cfg.population
@@ -167,7 +162,7 @@ def outputs(cfg: Evolution, agent: Agent, state: State, obs: PyTree) -> dict[str
 # ---------------------------------------------------------------- learning
 
 
-def member_scores(cfg: Evolution, agent: Agent, rollout: Rollout) -> tuple[Array, Metrics]:
+def member_scores(cfg: Any, agent: Agent, rollout: Rollout) -> tuple[Array, Metrics]:
     """Returns the scores [N] of the members: see the top of this file. A member that failed has the lowest score."""
     reward = jnp.where(rollout.mask, rollout.reward - cfg.alive_bonus, 0.0)
     ends = jnp.asarray((rollout.terminated | rollout.truncated) & rollout.mask)
@@ -211,11 +206,14 @@ def update(
 def make(strategy: Strategy, cfg: Any, spec: EnvSpec, network: NetworkConfig, **options: Unpack[MakeOptions]) -> Algo:
     """Makes the on-policy Algo of an evolution strategy; arguments and errors: see `jrl.algos`.
 
+    Without `cfg.population` each of the `spec.num_envs` environments has a member, and an odd number is raised by one.
+
     Raises:
       InputError: a user's loss; see also `jrl.algos`.
     """
     if options.get("loss") is not None:
         raise InputError("custom.loss: expected an algorithm with a loss, got an evolution strategy: leave it out")
+    cfg = replace(cfg, population=cfg.population or spec.num_envs + spec.num_envs % 2)
     agent = agents.make(cfg, spec, network, make_policy, kind="distribution", records=Records(), **options)
     bind: Any = lambda function: functools.partial(function, strategy=strategy)
     algo = agents.algo(

@@ -403,6 +403,21 @@ def _regularization_faults(cfg: Any) -> list[str]:
     return algos.regularization_faults(cfg.algo, cfg.network)
 
 
+def _population_fault(cfg: Any) -> str:
+    if not traits(cfg.algo).has_members:
+        return ""
+    envs, population = cfg.env.num_envs, cfg.algo.population
+    members = population or envs
+    if envs % members:
+        return f"env.num_envs: expected a multiple of algo.population {members}, got {envs}: use {_near(envs, members)}"
+    if members > 1 and not (cfg.algo.in_pairs and members % 2):
+        return ""
+    key, what = "env.num_envs" if population is None else "algo.population", "2 members or more"
+    if cfg.algo.in_pairs:
+        what = "an even number of members, which are mirrored pairs"
+    return f"{key}: expected {what}, got {members}: use {members + 1}"
+
+
 def _sequence_length_fault(cfg: Any) -> str:
     length, limit = Sizes(cfg).length, Sizes(cfg).sequence_length
     cut = cfg.replay is None and limit > 0 and cfg.rollout.batch_mode == "truncate_episodes"
@@ -547,12 +562,7 @@ TABLE = (
             and f"rollout.explore: {_name(c)} compares members, and without exploration all act as their mean: leave "
             "it out"
         )),
-    Row("algo.population env.num_envs", lambda c: (
-            traits(c.algo).has_members
-            and c.env.num_envs % c.algo.population
-            and f"env.num_envs: expected a multiple of algo.population {c.algo.population}, got {c.env.num_envs}: use "
-            f"{_near(c.env.num_envs, c.algo.population)}"
-        )),
+    Row("algo.population env.num_envs", _population_fault),
     Row("network.norm network.critic_norm network.dropout network.critic_dropout network.torso network.critic_torso "
         "network.core.name algo.name", _regularization_faults),
     Row("network.max_seq_len network.core.name",

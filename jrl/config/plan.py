@@ -272,6 +272,13 @@ def discount_by_action(cfg: Any) -> Any:
     return dataclasses.replace(cfg, algo=dataclasses.replace(cfg.algo, gamma=gamma))
 
 
+def with_population(cfg: Any) -> Any:
+    """Returns the config with a member for each environment, if its algorithm has a population without a size."""
+    if not traits(cfg.algo).has_members or cfg.algo.population is not None:
+        return cfg
+    return dataclasses.replace(cfg, algo=dataclasses.replace(cfg.algo, population=cfg.env.num_envs))
+
+
 def divisors(n: int) -> list[int]:
     """Returns the divisors of a number above 0, in ascending order; quick up to 1e12."""
     small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]

@@ -61,6 +61,8 @@ def test_each_environment_acts_with_its_members_parameters(observation, action, 
     pairs = jax.tree.map(lambda x, mean: x - mean[None], actor.noisy, actor.params)
     for leaf in jax.tree.leaves(pairs):
         np.testing.assert_allclose(leaf[:2], -leaf[2:], atol=1e-6)
+    every = ars.make(ars.Config(), spec, network)  # by default a member for each environment
+    assert {len(x) for x in jax.tree.leaves(jax.eval_shape(every.actor, state).noisy)} == {8}
     act, found = jax.jit(algo.act, static_argnames="explore"), []
     for step in range(2):
         obs = fakes.observations(np.random.default_rng(step), observation, (8,))

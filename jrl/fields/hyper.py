@@ -175,6 +175,8 @@ class NetworkConfig:
                 f"network.critic_torso: expected network.torso auto, mlp, {', '.join(RESIDUAL)}, got {self.torso}: "
                 "leave network.critic_torso out"
             )
+        if self.norm_after_activation and not {self.torso, self.critic_torso}.isdisjoint(RESIDUAL):
+            errors.append("network.norm_after_activation: residual blocks have their own norms: set it to false")
         for key, own in (("network.", self), ("network.critic_", self.of_critics())):
             if own.torso not in RESIDUAL or (own is not self and own == self):
                 continue
@@ -185,8 +187,6 @@ class NetworkConfig:
                 )
             if own.norm != "none":
                 errors.append(f"{key}norm: expected none, as {own.torso} has its own, got {own.norm}: set it to none")
-            if own.norm_after_activation:
-                errors.append(f"network.norm_after_activation: {own.torso} has its own normalisation: set it to false")
             if own.dropout:
                 errors.append(f"{key}dropout: expected 0, as {own.torso} has none, got {own.dropout}: set it to 0")
         return errors

@@ -61,7 +61,7 @@ class Config(Common):
 @struct.dataclass
 class Rows(actor_critic.Rows):
     log_prob: Array  # f32, of the acting policy
-    dist: PyTree  # distribution of the policy before the update; () until `measured`
+    dist: PyTree  # distribution of the policy before the update
 
 
 def targets(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> tuple[Rows, Metrics]:
@@ -107,8 +107,7 @@ def full_step(cfg: Config, agent: Agent, params: PyTree, rows: Rows, gradient: P
     fisher = lambda v: parts.pmean(local(v)[0], agent.axis_name)
     damped = lambda v: jax.tree.map(lambda f, x: f + cfg.cg_damping * x, fisher(v), v)
     x, _ = jax.scipy.sparse.linalg.cg(damped, gradient, tol=0.0, atol=_CG_RESIDUAL, maxiter=cfg.cg_steps)
-    products = jax.tree.map(lambda a, b: jnp.vdot(a, b), x, damped(x))
-    curvature = sum(jax.tree.leaves(products))
+    curvature = sum(jax.tree.leaves(jax.tree.map(jnp.vdot, x, damped(x))))
     scale = jnp.sqrt(2.0 * cfg.target_kl / jnp.maximum(curvature, 1e-12))
     return jax.tree.map(lambda x: scale * x, x)
 

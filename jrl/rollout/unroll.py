@@ -17,6 +17,7 @@ from flax import struct
 from jrl import spaces
 from jrl.envs import limits
 from jrl.metrics import episodes
+from jrl.ops import scans
 from jrl.types import (
     ActOut,
     Algo,
@@ -31,6 +32,7 @@ from jrl.types import (
     Several,
 )
 
+_FEW_ENVS = 16  # most environments whose step takes about as long as the loop around it, on a CPU
 RAW_STEPS = "record"  # key of a rollout's extras: step results before any transform of the learner, see `finish`
 
 
@@ -92,6 +94,7 @@ def make(
     if isinstance(length, jax.core.Tracer):
         raise InputError("length: expected a whole number, got a traced array: make one program for each length")
     num_envs = env.spec.num_envs
+    is_small = num_envs <= _FEW_ENVS and env.pure and jax.default_backend() == "cpu"
 
     def initial(vector) -> PyTree:
         return carry(num_envs) if place is None else carry(num_envs, first=vector * num_envs, total=place)
@@ -120,7 +123,8 @@ def make(
             return (env_state, result.obs, done, memory), (row, result.several, result.failed)
 
         loop = (state.env_state, state.obs, state.done, state.carry)
-        loop, (rows, several, failed) = jax.lax.scan(body, loop, jax.random.split(key, (length, 2)))
+        scan = scans.small if is_small else jax.lax.scan
+        loop, (rows, several, failed) = scan(body, loop, jax.random.split(key, (length, 2)))
         env_state, obs, done, memory = loop
         columns, rollout, report = finish(
             state.columns,

@@ -32,7 +32,7 @@ ARROWS = {
     "envs": {"errors", "fields", "gym", "host", "ops", "registry", "spaces", "types"},
     "metrics": {"errors", "fields", "host", "ops", "registry", "spaces", "types"},
     "report": {"errors", "fields", "metrics"},
-    "rollout": {"data", "envs", "errors", "host", "metrics", "spaces", "types"},
+    "rollout": {"data", "envs", "errors", "host", "metrics", "ops", "spaces", "types"},
     "callbacks": {"errors", "registry", "rollout"},
     "config": {"errors", "fields", "host", "registry"},
     "learn": {"errors", "fields", "host", "metrics", "ops", "rollout", "spaces", "types"},

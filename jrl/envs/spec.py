@@ -39,8 +39,8 @@ def make_box(shape: tuple[int, ...], low: Any, high: Any, dtype: str = "float32"
     unbounded = (high > _HUGE) & (low > 0) & (low < 1 / _HUGE)
     low = np.where(unbounded | (low < -_HUGE), -np.inf, low)
     high = np.where(high > _HUGE, np.inf, high)
-    bound = lambda b: _bound(b if b.size == 1 else np.broadcast_to(b, shape))
-    return Box(shape, dtype, bound(low), bound(high))
+    low, high = (_bound(b if b.size == 1 else np.broadcast_to(b, shape)) for b in (low, high))
+    return Box(shape, dtype, low, high)
 
 
 def _to_float64(values: Any) -> np.ndarray:

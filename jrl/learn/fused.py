@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jrl.learn import parallel
-from jrl.learn.learner import Learner, trace_once
+from jrl.learn.learner import Learner
 from jrl.learn.program import (
     LoopState,
     Program,
@@ -25,6 +25,7 @@ from jrl.learn.program import (
     vector_key,
 )  # fmt: skip
 from jrl.metrics import episodes as episode_metrics
+from jrl.ops.scans import trace_once
 from jrl.rollout import packing
 from jrl.rollout.sources import outside_compile_cache
 from jrl.rollout.unroll import Unroll, UnrollState

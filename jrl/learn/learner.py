@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jax.extend.core import jaxpr_as_fun
 
 from jrl import spaces
 from jrl.fields.data import Fresh, Replay
 from jrl.ops import collectives, random
+from jrl.ops.scans import trace_once
 from jrl.types import (
     BROKEN_STACKS,
     NO_CHOICE,
@@ -341,17 +341,3 @@ def off_policy(
     return Learner(
         algo.init, buffer.init, algo.actor, step, update=algo.update, sample=sample, can_sample=buffer.can_sample
     )
-
-
-def trace_once(fn: Callable[..., PyTree], *like: Any) -> tuple[Callable[..., PyTree], PyTree]:
-    """Returns `fn` for arguments of these shapes and dtypes, and the shapes and dtypes of its results.
-
-    Tracing an update takes 0.1 s and more; the returned function replays the traced operations.
-
-    Args:
-      fn: pure function; it may use arrays of the surrounding program.
-      like: arguments, or their `jax.ShapeDtypeStruct`.
-    """
-    jaxpr, shapes = jax.make_jaxpr(fn, return_shape=True)(*like)
-    flat, tree = jaxpr_as_fun(jaxpr), jax.tree.structure(shapes)
-    return lambda *args: jax.tree.unflatten(tree, flat(*jax.tree.leaves(args))), shapes

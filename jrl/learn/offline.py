@@ -11,9 +11,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jrl.learn import parallel
-from jrl.learn.learner import Data, Learner, UpdateKeys, trace_once
+from jrl.learn.learner import Data, Learner, UpdateKeys
 from jrl.learn.program import LoopState, Program, Role, joined_replay, own_replay, role_key
 from jrl.metrics import episodes as episode_metrics
+from jrl.ops.scans import trace_once
 from jrl.types import Episodes, Key, Metrics, PyTree
 
 VALIDATION = "validation/"  # prefix of metrics on held-out data

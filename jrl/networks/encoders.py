@@ -79,7 +79,7 @@ def to_float(space: Leaf, obs: Array, image_max: float = 255.0) -> Array:
     x = obs.astype(jnp.float32)
     if obs.dtype == jnp.uint8:
         x = x / (image_max if is_image(space) else 255.0)
-    if not is_image(space):
+    if not isinstance(space, Box) or not is_image(space):
         return x.reshape(-1, math.prod(space.shape))
     assert isinstance(space, Box)
     x = x.reshape(-1, *space.shape)

@@ -1,4 +1,4 @@
-"""Scans over time whose body is a few elementwise operations, and sums of many float32 numbers."""
+"""Scans over time whose body is small, functions that are traced once, and sums of many float32 numbers."""
 
 import functools
 from collections.abc import Callable
@@ -6,10 +6,13 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
-__all__ = ["compensated_add", "elementwise"]
+__all__ = ["compensated_add", "elementwise", "small", "trace_once"]
 
 _UNROLL = 16  # loop steps per kernel on an accelerator; 8 was slower on an H100
+_UNROLL_ON_CPU = 4  # 2 is slower, and 8 is not faster
+_SMALL = 250  # most operations of a body that is compiled four times: acting by an MLP and a step of CartPole are 200
 
 
 def elementwise(body: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any, *, reverse: bool = False) -> Any:
@@ -20,6 +23,40 @@ def elementwise(body: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any,
     """
     scan = functools.partial(lax.scan, body, reverse=reverse)
     return lax.platform_dependent(init, xs, cpu=scan, default=functools.partial(scan, unroll=_UNROLL))
+
+
+def small(body: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any) -> Any:
+    """Returns the result of `lax.scan` for a body of small arrays on a CPU.
+
+    Each iteration of a loop copies the carry. With four steps per iteration 1024 steps of four Pendulums and a policy
+    of 64 x 64 take 2.4 ms instead of 3.3. A body of many operations is not unrolled, because compiling takes longer.
+    """
+    traced = jax.make_jaxpr(body, return_shape=True)(init, jax.tree.map(lambda x: x[0], xs))
+    unroll = _UNROLL_ON_CPU if _count_operations(traced[0].jaxpr) <= _SMALL else 1
+    return lax.scan(_replay(*traced), init, xs, unroll=unroll)
+
+
+def _count_operations(jaxpr: Jaxpr) -> int:
+    inner = lambda eqn: [x for x in jax.tree.leaves(list(eqn.params.values())) if isinstance(x, ClosedJaxpr)]
+    return sum(1 + sum(_count_operations(x.jaxpr) for x in inner(eqn)) for eqn in jaxpr.eqns)
+
+
+def trace_once(fn: Callable[..., Any], *like: Any) -> tuple[Callable[..., Any], Any]:
+    """Returns `fn` for arguments of these shapes and dtypes, and the shapes and dtypes of its results.
+
+    Tracing an update takes 0.1 s and more; the returned function replays the traced operations.
+
+    Args:
+      fn: pure function; it may use arrays of the surrounding program.
+      like: arguments, or their `jax.ShapeDtypeStruct`.
+    """
+    jaxpr, shapes = jax.make_jaxpr(fn, return_shape=True)(*like)
+    return _replay(jaxpr, shapes), shapes
+
+
+def _replay(jaxpr: ClosedJaxpr, shapes: Any) -> Callable[..., Any]:
+    flat, tree = jaxpr_as_fun(jaxpr), jax.tree.structure(shapes)
+    return lambda *args: jax.tree.unflatten(tree, flat(*jax.tree.leaves(args)))
 
 
 def compensated_add(total: Any, rest: Any, x: Any) -> tuple[jax.Array, jax.Array]:

@@ -17,6 +17,7 @@ from flax import struct
 from jrl import spaces
 from jrl.envs import limits
 from jrl.metrics import episodes
+from jrl.ops import scans
 from jrl.rollout import packing
 from jrl.types import (
     ActOut,
@@ -32,6 +33,7 @@ from jrl.types import (
     Several,
 )
 
+_FEW_ENVS = 16  # most environments whose step takes about as long as the loop around it, on a CPU
 RAW_STEPS = "record"  # key of a rollout's extras: step results before any transform of the learner, see `finish`
 
 
@@ -101,6 +103,7 @@ def make(
             "restart: expected environments that a program can reset, got EnvPool's: step them from the host"
         )
     num_envs = env.spec.num_envs
+    is_small = num_envs <= _FEW_ENVS and env.pure and jax.default_backend() == "cpu"
 
     def initial(vector) -> PyTree:
         return carry(num_envs) if place is None else carry(num_envs, first=vector * num_envs, total=place)
@@ -140,7 +143,8 @@ def make(
             return (env_state, result.obs, done, memory), packing.pack(found) if packs else found
 
         loop = (state.env_state, state.obs, state.done, state.carry)
-        loop, out = jax.lax.scan(body, loop, jax.random.split(key, (length, 2)))
+        scan = scans.small if is_small else jax.lax.scan
+        loop, out = scan(body, loop, jax.random.split(key, (length, 2)))
         rows, several, failed = packing.unpack(out) if packs else out
         env_state, obs, done, memory = loop
         columns, rollout, report = finish(

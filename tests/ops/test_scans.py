@@ -26,6 +26,23 @@ def test_it_is_a_scan(monkeypatch, length, reverse):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), unrolled, expected)
 
 
+@pytest.mark.parametrize("length", [1, 4, 10])
+def test_small_bodies_are_unrolled(length):
+    xs = jnp.arange(length * 2, dtype=jnp.float32).reshape(length, 2)
+    small = lambda xs: scans.small(body, jnp.ones(2), xs)
+    jax.tree.map(np.testing.assert_array_equal, jax.jit(small)(xs), lax.scan(body, jnp.ones(2), xs))
+
+    def large(xs):
+        many = lambda total, x: (lax.fori_loop(0, 3, lambda i, y: y + x, total), [body(total, x) for _ in range(400)])
+        return scans.small(many, jnp.ones(2), xs)
+
+    assert [find_unroll(fn, xs) for fn in (small, large)] == [4, 1]
+
+
+def find_unroll(fn, xs):
+    return next(eqn.params["unroll"] for eqn in jax.make_jaxpr(fn)(xs).eqns if eqn.primitive.name == "scan")
+
+
 def test_accelerators_make_several_steps_in_one():
     run = jax.jit(lambda xs: scans.elementwise(body, jnp.ones(2), xs))
     like = jax.ShapeDtypeStruct((64, 2), jnp.float32)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from jrl.run.reporter import Sink
     from jrl.run.session import Session
 
+# PPO of 11,000 parameters on one HalfCheetah made 4,918 steps/s on an H200, and 10,587 on the 16 cores beside it
+_SMALL, _FEW = 50_000, 256
+
 
 @contextlib.contextmanager
 def open_files(session: "Session", directory: Path, rows_until: int | None) -> Iterator["Sink"]:
@@ -62,6 +65,8 @@ def describe(session: "Session", *, verbose: bool = False) -> Iterator[str]:
     if verbose:
         yield run.programs
     yield f"{run.num_params:,} parameters"
+    if run.plan.on_gpu and run.num_params < _SMALL and run.plan.columns < _FEW:
+        yield "so few environments and parameters may be faster on the CPU: compare with JAX_PLATFORMS=cpu"
     if run.replay:
         yield run.replay
     if session.callback_list and run.note:

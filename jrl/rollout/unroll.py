@@ -87,7 +87,7 @@ def make(
       window: number of latest episodes in the report.
       restart: whether each rollout begins new episodes in all environments; their tasks stay.
       cut, record, count_agents: see `finish`.
-      packs: whether the loop stacks few arrays, see `jrl.rollout.packing`; results are the same.
+      packs: whether the loop stacks few arrays, see `jrl.rollout.packing`; results differ by rounding.
     Raises:
       InputError: host environments, a traced length, or environments that cannot restart inside a program.
     """

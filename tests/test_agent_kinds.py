@@ -140,7 +140,7 @@ def test_a_chase_worked_out_by_hand():
 def test_what_is_seen_of_earlier_steps_and_of_all_is_of_each_kind():
     env = envs.make(ID, num_envs=2, options={"noise": 0.0}, frame_stack=2, use_prev_action=True, state=True)
     hunter, prey = env.spec.observation.items
-    assert hunter["obs"] == Box((2, 6)) and prey["hunters"] == Box((2, 2, 2)) and prey["me"] == Box((2, 2))
+    assert hunter["obs"] == Box((2, 6)) and prey["hunters"] == Box((2, 2, 2), channels=0) and prey["me"] == Box((2, 2))
     assert hunter["prev_action"] == Discrete(5) and prey["prev_action"] == env.spec.action.items[1]
     collect = unroll.make(env, lambda a, obs, *rest: chase(a, (obs[0]["obs"], None), *rest), length=8)
     _, rollout, _ = jax.device_get(

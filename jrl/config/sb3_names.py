@@ -5,7 +5,10 @@
 
 # name of an algorithm, in lower case without - and _ -> answer; names of shipped configs need no entry
 _MEMORY = "it is ppo with a memory: --algo ppo --set network.core.name=lstm"
-_APEX = "it is dqn with prioritised replay and env runners: jrl train apex_dqn"
+_APEX = (
+    "it is dqn with prioritised replay and env runners, as in jrl train apex_dqn: "
+    "--algo dqn --set replay.prioritized=true --set env_runners.num=4"
+)
 _GRADIENT = "it is a2c without critic: --algo a2c --set algo.use_critic=false"
 ALGORITHMS = {
     "recurrentppo": _MEMORY,

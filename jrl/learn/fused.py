@@ -25,8 +25,7 @@ from jrl.learn.program import (
     vector_key,
 )  # fmt: skip
 from jrl.metrics import episodes as episode_metrics
-from jrl.ops.scans import trace_once
-from jrl.rollout import packing
+from jrl.ops import scans
 from jrl.rollout.sources import outside_compile_cache
 from jrl.rollout.unroll import Unroll, UnrollState
 from jrl.types import Episodes, Key, Metrics, PyTree, Rollout
@@ -191,13 +190,13 @@ def _repeat(one: Callable, state: PyTree, most: int, count) -> tuple[PyTree, PyT
     if most == 1:
         state, out = one(state, jnp.uint32(0))
         return state, _stacked(out)
-    one, (_, like) = trace_once(one, state, jax.ShapeDtypeStruct((), jnp.uint32))
+    one, (_, like) = scans.trace_once(one, state, jax.ShapeDtypeStruct((), jnp.uint32))
     # most outputs are scalars: writing one into a row of a loop costs a kernel
-    rows = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), jax.eval_shape(packing.pack, like))
+    rows = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), jax.eval_shape(scans.pack, like))
 
     def body(i, carry):
         state, out = one(carry[0], i)
-        return state, jax.tree.map(lambda row, rows: rows.at[i].set(row), packing.pack(out), carry[1])
+        return state, jax.tree.map(lambda row, rows: rows.at[i].set(row), scans.pack(out), carry[1])
 
     state, rows = jax.lax.fori_loop(jnp.uint32(0), count, body, (state, rows))
-    return state, packing.unpack(rows)
+    return state, scans.unpack(rows)

@@ -64,12 +64,12 @@ _canonical.defvjp(_canonical_fwd, _canonical_bwd)
 def _product(x, kernel, stride, padding):
     """Convolves by a matrix product of all windows, each concatenated to a vector."""
     x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
-    # a slice per row, and per column, of the kernel: the positions that it multiplies
-    down, across = (
-        [slice(i, size - k + i + 1, stride) for i in range(k)]
-        for size, k in zip(x.shape[1:3], kernel.shape[:2], strict=True)
-    )
-    windows = jnp.concatenate([x[:, a, b] for a in down for b in across], -1)
+    rows, height, width, channels = x.shape
+    across, down = range(kernel.shape[1]), range(kernel.shape[0])
+    bottom, right = height - len(down) + 1, width - len(across) + 1
+    # the positions that each number of the kernel multiplies; `lax.slice`, because indexing is a gather
+    place = lambda i, j: jax.lax.slice(x, (0, i, j, 0), (rows, i + bottom, j + right, channels), (1, stride, stride, 1))
+    windows = jnp.concatenate([place(i, j) for i in down for j in across], -1)
     y = linear(windows.reshape(-1, windows.shape[-1]), kernel.reshape(-1, kernel.shape[-1]))
     return y.reshape(*windows.shape[:3], -1)
 

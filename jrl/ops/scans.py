@@ -1,14 +1,16 @@
-"""Scans over time whose body is small, functions that are traced once, and sums of many float32 numbers."""
+"""Scans over time whose body is small or whose results are many, functions that are traced once, exact sums."""
 
 import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from flax import struct
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
-__all__ = ["compensated_add", "elementwise", "small", "trace_once"]
+__all__ = ["Packed", "compensated_add", "elementwise", "pack", "small", "trace_once", "unpack"]
 
 _UNROLL = 16  # loop steps per kernel on an accelerator; 8 was slower on an H100
 _UNROLL_ON_CPU = 4  # 2 is slower, and 8 is not faster
@@ -57,6 +59,65 @@ def trace_once(fn: Callable[..., Any], *like: Any) -> tuple[Callable[..., Any], 
 def _replay(jaxpr: ClosedJaxpr, shapes: Any) -> Callable[..., Any]:
     flat, tree = jaxpr_as_fun(jaxpr), jax.tree.structure(shapes)
     return lambda *args: jax.tree.unflatten(tree, flat(*jax.tree.leaves(args)))
+
+
+@struct.dataclass
+class Packed:
+    """A tree whose arrays of one shape are rows of one array of words; a loop may stack its leaves.
+
+    On a GPU each array that a loop stacks costs a kernel per step, however small.
+    """
+
+    words: dict[Any, jax.Array]  # shape -> [k, *shape] u32
+    others: list[jax.Array]  # arrays of other types, and those that are alone with their shape
+    tree: Any = struct.field(pytree_node=False)
+    # per leaf: (shape, row, bit, dtype); bit None: the whole word, shape None: row `row` of `others`
+    places: tuple[tuple[Any, ...], ...] = struct.field(pytree_node=False)
+
+
+def pack(tree: Any) -> Packed:
+    """Packs arrays of 32 bits into words, and arrays of bool into bits of words."""
+    leaves, structure = jax.tree.flatten(tree)
+    by_shape: dict[tuple[int, ...], list[int]] = {}
+    for i, x in enumerate(leaves):
+        if x.dtype == bool or x.dtype.itemsize == 4:
+            by_shape.setdefault(x.shape, []).append(i)
+    places: list[tuple[Any, ...]] = [()] * len(leaves)
+    words: dict[Any, jax.Array] = {}
+    for shape, members in by_shape.items():
+        if len(members) == 1:
+            continue
+        rows: list[jax.Array] = []
+        flags = [i for i in members if leaves[i].dtype == bool]
+        for i in members:
+            if leaves[i].dtype != bool:
+                places[i] = (shape, len(rows), None, leaves[i].dtype)
+                rows.append(jax.lax.bitcast_convert_type(leaves[i], jnp.uint32))
+        for first in range(0, len(flags), 32):
+            some = flags[first : first + 32]
+            for bit, i in enumerate(some):
+                places[i] = (shape, len(rows), bit, leaves[i].dtype)
+            rows.append(sum(leaves[i].astype(jnp.uint32) << bit for bit, i in enumerate(some)))
+        words[shape] = jnp.stack(rows)
+    others: list[jax.Array] = []
+    for i, x in enumerate(leaves):
+        if not places[i]:
+            places[i] = (None, len(others), None, x.dtype)
+            others.append(x)
+    return Packed(words, others, structure, tuple(places))
+
+
+def unpack(packed: Packed) -> Any:
+    """Returns the tree of a Packed, or of its stacked leaves [T, ...] with leaves [T, ...]."""
+
+    def leaf(shape, row, bit, dtype) -> jax.Array:
+        if shape is None:
+            return packed.others[row]
+        found = packed.words[shape]
+        word = jax.lax.index_in_dim(found, row, axis=found.ndim - len(shape) - 1, keepdims=False)
+        return jax.lax.bitcast_convert_type(word, dtype) if bit is None else ((word >> bit) & 1).astype(bool)
+
+    return jax.tree.unflatten(packed.tree, [leaf(*place) for place in packed.places])
 
 
 def compensated_add(total: Any, rest: Any, x: Any) -> tuple[jax.Array, jax.Array]:

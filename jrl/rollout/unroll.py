@@ -18,7 +18,6 @@ from jrl import spaces
 from jrl.envs import limits
 from jrl.metrics import episodes
 from jrl.ops import scans
-from jrl.rollout import packing
 from jrl.types import (
     ActOut,
     Algo,
@@ -87,7 +86,7 @@ def make(
       window: number of latest episodes in the report.
       restart: whether each rollout begins new episodes in all environments; their tasks stay.
       cut, record, count_agents: see `finish`.
-      packs: whether the loop stacks few arrays, see `jrl.rollout.packing`; results differ by rounding.
+      packs: whether the loop stacks few arrays, see `jrl.ops.scans.pack`; results differ by rounding.
     Raises:
       InputError: host environments, a traced length, or environments that cannot restart inside a program.
     """
@@ -140,12 +139,12 @@ def make(
             memory = reset_where(begins, initial_carry, out.carry)
             done = result.terminated | result.truncated
             found = (row, result.several, result.failed)
-            return (env_state, result.obs, done, memory), packing.pack(found) if packs else found
+            return (env_state, result.obs, done, memory), scans.pack(found) if packs else found
 
         loop = (state.env_state, state.obs, state.done, state.carry)
         scan = scans.small if is_small else jax.lax.scan
         loop, out = scan(body, loop, jax.random.split(key, (length, 2)))
-        rows, several, failed = packing.unpack(out) if packs else out
+        rows, several, failed = scans.unpack(out) if packs else out
         env_state, obs, done, memory = loop
         columns, rollout, report = finish(
             state.columns,

@@ -1,4 +1,4 @@
-"""`jrl.rollout.packing`: a loop that stacks words has the results of one that stacks each array."""
+"""`jrl.ops.scans.pack`: a loop that stacks words has the results of one that stacks each array."""
 
 import functools
 
@@ -11,7 +11,8 @@ from jrl import envs
 from jrl.algos import ppo
 from jrl.fields.hyper import Gru
 from jrl.networks import NetworkConfig
-from jrl.rollout import packing, unroll
+from jrl.ops import scans
+from jrl.rollout import unroll
 
 
 def test_each_array_is_the_same_after_a_loop():
@@ -26,13 +27,13 @@ def test_each_array_is_the_same_after_a_loop():
             "bytes": bits[4].astype(jnp.uint8),
             "none": None,
         }
-        return carry, (tree, packing.pack(tree))
+        return carry, (tree, scans.pack(tree))
 
     _, (plain, packed) = jax.jit(lambda keys: jax.lax.scan(body, 0, keys))(jax.random.split(jax.random.key(0), 5))
     assert len(jax.tree.leaves(packed)) == 4  # words of [6] and of scalars, and two arrays that are alone
     same = lambda a, b: np.testing.assert_array_equal(np.asarray(a).view(np.uint8), np.asarray(b).view(np.uint8))
-    jax.tree.map(same, plain, packing.unpack(packed))
-    assert jax.tree.map(lambda x: x.dtype, plain) == jax.tree.map(lambda x: x.dtype, packing.unpack(packed))
+    jax.tree.map(same, plain, scans.unpack(packed))
+    assert jax.tree.map(lambda x: x.dtype, plain) == jax.tree.map(lambda x: x.dtype, scans.unpack(packed))
 
 
 @pytest.mark.parametrize("id", ["CartPole-v1", "SimpleSpread-v0"])

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from jrl import distributions
 from jrl import networks as nets
 from jrl.algos import agent as agents
 from jrl.algos import custom_loss, gradients, parts, sequences
@@ -345,6 +346,16 @@ def at_start(critic: Critics, params: PyTree, obs: PyTree, action: Array | None 
     one_step = lambda x: jax.tree.map(lambda x: x[:, None], x)
     window = Window(one_step(obs), memory, jnp.zeros((batch_size, 1), bool))
     return critic.apply(params, *((window,) if action is None else (window, one_step(action))))[:, :, 0]
+
+
+def outputs(cfg: Common, agent: Agent, state: State, obs: PyTree) -> dict[str, Any]:
+    """Returns the outputs of policy and critics at an episode's start; `q` also has masked actions."""
+    policy, critic = agent.net.policy, agent.net.critic
+    obs, params = agent.observer.see(state.obs_stats, obs), state.params["critic"]
+    dist, _ = policy.step(state.params["actor"], obs, policy.carry(jax.tree.leaves(obs)[0].shape[0]))
+    if isinstance(dist, distributions.Categorical):
+        return {"distribution": dist, "q": jnp.min(at_start(critic, params, obs), 0)}
+    return {"distribution": dist, "value": jnp.min(at_start(critic, params, obs, dist.mode()), 0)}
 
 
 def two_noises(key: Key, batch: Batch, shape: tuple[int, ...], axis_name: str | None) -> tuple[Array, Array]:

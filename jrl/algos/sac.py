@@ -343,16 +343,6 @@ def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch
     return state, UpdateAux(metrics, priority)
 
 
-def outputs(cfg: Config, agent: Agent, state: State, obs: PyTree) -> dict[str, Any]:
-    """Returns the networks' outputs at an episode's start; `q` also has masked actions."""
-    policy, critic = agent.net.policy, agent.net.critic
-    obs, params = agent.observer.see(state.obs_stats, obs), state.params["critic"]
-    dist, _ = policy.step(state.params["actor"], obs, policy.carry(jax.tree.leaves(obs)[0].shape[0]))
-    if isinstance(dist, distributions.Categorical):
-        return {"distribution": dist, "q": jnp.min(critics.at_start(critic, params, obs), 0)}
-    return {"distribution": dist, "value": jnp.min(critics.at_start(critic, params, obs, dist.mode()), 0)}
-
-
 def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, **options: Unpack[MakeOptions]) -> Algo:
     """Makes SAC, a replay-based Algo. Arguments and errors: see `jrl.algos`.
 
@@ -373,4 +363,4 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
         head=critic_heads.make(cfg.critic),
         **options,
     )
-    return critics.make_algo(cfg, agent, init=init, update=update, ingest=agents.ingest, outputs=outputs)
+    return critics.make_algo(cfg, agent, init=init, update=update, ingest=agents.ingest, outputs=critics.outputs)

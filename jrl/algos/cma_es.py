@@ -26,7 +26,7 @@ from jrl.networks import NetworkConfig
 from jrl.types import Algo, Array, EnvSpec, Key, hyperparams
 
 DEFAULT_NETWORK = evolution.DEFAULT_NETWORK
-_MOST_PARAMETERS = 1000  # of a full matrix: its eigenvectors take 0.3 s on two CPU cores
+_MOST_PARAMETERS = 1000  # limit for a full matrix, whose eigenvectors take 0.3 s on two CPU cores
 
 
 @hyperparams

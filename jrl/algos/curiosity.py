@@ -61,7 +61,7 @@ class Icm(Rnd):
     The features are those from which the action between two observations can be inferred.
     """
 
-    name: Literal["icm"] = "icm"  # type: ignore[assignment]  # another literal
+    name: Literal["icm"] = "icm"  # type: ignore[assignment]  # the name selects the class, so it differs
     forward_share: Unit = 0.2  # weight of the loss of predicted features; that of inferred actions has the rest
 
 
@@ -76,7 +76,7 @@ class Predictor:
     fixed: PyTree  # RND's random network; () for ICM
     opt_state: PyTree
     obs_stats: PyTree  # normalize.RunningStats of the observations that it has read
-    return_stats: normalize.RunningStats  # of the running discounted sums of intrinsic rewards
+    return_stats: normalize.RunningStats  # statistics of the running discounted sums of intrinsic rewards
     # [] f32, mean of these sums at the end of the latest rollout: with it the sums of the next rollout begin, because a
     # State has no arrays per environment
     mean_return: Array

@@ -266,7 +266,7 @@ def test_another_key_gives_another(name):
     # the one step of these on all that there is draws nothing
     if name not in ("a2c", "vdn", "iql", "mpo", "awr", "bc", "marwil", "dt"):
         assert differ(m.update(m.state, m.data, KEY)[0], m.update(m.state, m.data, other)[0])
-    if not fakes.has_members(name):  # which act without noise
+    if not fakes.has_members(name):  # members of a population act without noise
         assert differ(m.act(m.actor, m.obs, m.carry, KEY), m.act(m.actor, m.obs, m.carry, other))
     assert differ(m.state.params, m.update(m.state, m.data, KEY)[0].params)  # and it learns at all
 

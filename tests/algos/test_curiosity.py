@@ -45,7 +45,7 @@ def dense(params, x):
 
 
 class Record:
-    """What a loop in float64 knows: the observations and running sums of all rollouts so far."""
+    """A record in float64: the observations and running sums of all rollouts so far."""
 
     def __init__(self, options):
         self.options, self.seen, self.sums, self.mean = options, np.zeros((0, 4)), np.zeros(0), 0.0
@@ -83,7 +83,7 @@ def made(kind, module=ppo):
 
 @pytest.mark.parametrize("kind", (Rnd, Icm))
 def test_intrinsic_rewards_are_those_of_numpy(kind):
-    """Of two rollouts: the second has the statistics of both, and the predictor that the first has trained."""
+    """The second of two rollouts is scored by the statistics of both, by the predictor that the first one trained."""
     m, state = made(kind), made(kind).state
     record = Record(m.cfg.curiosity)
     explore = jax.jit(functools.partial(curiosity.explore, m.cfg, m.agent))

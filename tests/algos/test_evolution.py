@@ -1,4 +1,4 @@
-"""Evolution strategies against plain records: who acts with which parameters, scores, steps; runs of populations."""
+"""Evolution strategies against plain records: the parameters that each member acts with, scores, steps; whole runs."""
 
 import math
 

@@ -61,7 +61,7 @@ def test_the_step_is_the_reference(action):
     start, unflatten = jax.flatten_util.ravel_pytree(policy_of(state.params))
 
     @jax.jit
-    def parameters(flat):  # of the distributions of all rows, [N, K]
+    def parameters(flat):  # [N, K], parameters of the distributions of all rows
         dist = net.apply({**state.params, **unflatten(flat)}, obs)[0]
         return (
             dist.logits

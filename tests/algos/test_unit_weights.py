@@ -24,7 +24,7 @@ def norms(params):
 
 
 def test_weights_keep_their_norm_in_learning():
-    """Those of a policy of FlashSAC and of critics of SimbaV2, by steps so large that they would lose it."""
+    """Weights of FlashSAC's policy and SimbaV2's critics keep norm 1 after steps so large that they would lose it."""
     algo = sac.make(sac.Config(lr=0.1), SPEC, NETWORK)
     first = state = jax.jit(algo.init)(KEY)
     update = jax.jit(algo.update)

@@ -1,6 +1,8 @@
-"""Exact value and exploitability of a policy in Kuhn poker (`configs/kuhn_poker.yaml`).
+"""Exact value and exploitability of the policies of a run in Kuhn poker (`configs/kuhn_poker.yaml`).
 
     python scripts/kuhn_poker.py runs/kuhn
+
+Prints a line per checkpoint of the run, and the strategy of the latest.
 
 Each player antes 1 and gets one of the cards J, Q, K; a bet is 1. The value is the mean payoff of the player that
 begins, at equilibrium -1/18 (Kuhn 1950). The exploitability is the mean over both seats of what a best response wins
@@ -16,6 +18,7 @@ import numpy as np
 
 import jrl
 from jrl.play.actor import Actor
+from jrl.run.store import checkpoint
 
 SAMPLES = 20_000
 BET, PASS, WAIT = 0, 1, 2  # actions of pgx; the last is jrl's
@@ -87,11 +90,15 @@ def main(argv: list[str] | None = None) -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=form, allow_abbrev=False)
     p.add_argument("run", type=Path, help="run directory or checkpoint")
     args = p.parse_args(argv)
-    strategy = read_strategy(jrl.load(args.run, best=False))
+    folder = args.run / "checkpoints"
+    checkpoints = [folder / str(n) for n in checkpoint.saved_steps(folder)] if folder.is_dir() else [args.run]
+    for path in checkpoints:
+        strategy = read_strategy(jrl.load(path))
+        exploitability = (best_value(strategy, 0) + best_value(strategy, 1)) / 2
+        steps, mean = checkpoint.read_meta(path)["env_steps"], value(strategy, strategy)
+        print(f"{steps:>10,} steps  value {mean:.4f} (equilibrium {-1 / 18:.4f})  exploitability {exploitability:.4f}")
     for (card, past), bet in strategy.items():
         print(f"{'JQK'[card]} {past or '-':<3} bets {bet:.3f}")
-    exploitability = (best_value(strategy, 0) + best_value(strategy, 1)) / 2
-    print(f"value {value(strategy, strategy):.4f} (equilibrium {-1 / 18:.4f})  exploitability {exploitability:.4f}")
     return 0
 
 

@@ -123,3 +123,27 @@ def test_the_mean_of_distributions_is_refused():
         "target_q: expected min, which quantiles has its own form of, got mean: set it to min, or critic.kind to mse "
         "or hl_gauss"
     ]
+
+
+def test_it_takes_the_better_of_two_modes_of_the_data():
+    """Actions near -0.6 pay 0, actions near 0.6 pay 1: the flow has both modes, the policy the better one."""
+    spec = EnvSpec(Box((1,)), Box((1,), low=-1.0, high=1.0), 1)
+    cfg = fql.Config(lr=3e-3, tau=0.1, alpha=0.2, flow_steps=10)
+    algo = fql.make(cfg, spec, NetworkConfig(hidden=(32, 32), activation="relu"))
+    state, ones, agent = algo.init(KEY), jnp.ones(128), algo.update.args[1]
+
+    def update(state, key):
+        draw, spread, key = jax.random.split(key, 3)
+        is_better = jax.random.bernoulli(draw, 0.5, (128,))
+        action = jnp.where(is_better, 0.6, -0.6) + 0.05 * jax.random.normal(spread, (128,))
+        obs = jax.random.normal(draw, (128, 1))
+        batch = Batch(obs, action[:, None], is_better.astype(jnp.float32), 0 * ones, obs, ones, 0 * ones, {})
+        return algo.update(state, batch, key)[0], None
+
+    state, _ = jax.jit(lambda state, keys: jax.lax.scan(update, state, keys))(state, jax.random.split(KEY, 800))
+    obs = jnp.asarray(normal(256, 1))
+    flow = np.asarray(fql.follow_flow(cfg, agent, state.params["flow"], obs, jnp.asarray(normal(256, 1, seed=1))))
+    is_in_data = np.abs(np.abs(flow) - 0.6) < 0.25
+    assert is_in_data.mean() > 0.8 and 0.3 < (flow > 0).mean() < 0.7
+    act = lambda explore: np.asarray(algo.act(algo.actor(state), obs, (), KEY, explore).action)
+    assert (act(True) > 0.3).mean() > 0.95 and (act(False) > 0.3).mean() > 0.95

@@ -49,6 +49,7 @@ OPTIONS = {
     "bc": {"normalize_obs": True, "ent_coef": 0.01, "max_grad_norm": 0.5},
     "marwil": {"weight": "softmax", "normalize_obs": True, "max_grad_norm": 0.5},
     "mpo": {"num_samples": 3, "target_update_every": 2, "normalize_obs": True, "max_grad_norm": 0.5},
+    "fql": {"flow_steps": 3, "normalize_q": True, "normalize_obs": True, "max_grad_norm": 0.5},
     "awr": {"normalize_obs": True, "max_grad_norm": 0.5},
     "dt": {"target_return": 2.0, "normalize_obs": True, "max_grad_norm": 0.5},
     "distill": {"student_acts": 0.5, "normalize_obs": True, "max_grad_norm": 0.5},

@@ -132,6 +132,12 @@ CASES: dict[str, Case] = {
         {"num_samples": 4},
         like="sac",
     ),
+    "fql": Case(
+        {**_RATE, "num_critics": 3, "target_q": "min", "normalize_q": True, "flow_steps": 3, "max_grad_norm": 0.5},
+        {"lr": 3e-3, "gamma": 0.9, "tau": 0.05, "alpha": 0.1, "flow_steps": 5},
+        {"flow_steps": 3},
+        like="sac",
+    ),
     "awr": Case(
         {**_RATE, **_STATISTICS, "ent_coef": 0.01, "max_grad_norm": 0.5, "adv_norm_rate": 0.1},
         {"lr": 3e-3, "gamma": 0.9, "beta": 2.0},

@@ -32,7 +32,7 @@ scalars by name. Both are averaged over the chunks of a batch and over devices. 
     vdn           net: parts.QNetwork, `q(params, obs) -> [N, agents, A]`                batch: parts.TdBatch [N]
     pqn           net: parts.QNetwork, `q(params, obs) -> [N, A]`                        batch: pqn.Rows [N]
     sac, td3,     net: networks.critics.Critics, `apply(params, obs, action) -> [C, N]`, with Discrete actions
-    iql, mpo      `apply(params, obs) -> [C, N, A]`; it is the critics' loss, `params` are theirs
+    iql, mpo, fql `apply(params, obs) -> [C, N, A]`; it is the critics' loss, `params` are theirs
                                                                                          batch: parts.TdBatch [N]
 
 With a core, rows are sequences: leaves are [N, L, *], and `obs` is a Window, which `net` reads like an observation.
@@ -57,8 +57,8 @@ from jrl.fields.hyper import NetworkConfig
 _MODULES = {
     name: f"jrl.algos.{name}"
     for name in (
-        "ppo", "a2c", "impala", "appo", "trpo", "dqn", "iqn", "vdn", "pqn", "sac", "td3", "iql", "mpo", "awr", "bc",
-        "marwil", "dt", "distill", "ars", "es", "cma_es",
+        "ppo", "a2c", "impala", "appo", "trpo", "dqn", "iqn", "vdn", "pqn", "sac", "td3", "iql", "mpo", "fql", "awr",
+        "bc", "marwil", "dt", "distill", "ars", "es", "cma_es",
     )
 }  # fmt: skip
 

@@ -43,7 +43,7 @@ def make_distribution(
             return _best(output)
         return _chosen(_sure(ops.masked_argmax(output, exploration.by_choice(mask, output)), output))
     match cfg:
-        case exploration.Stochastic():
+        case exploration.Stochastic() if hasattr(output, "log_prob"):  # FQL's actions of noise have no density
             return output
         case exploration.EpsilonGreedy():
             epsilon = schedules.value(cfg.ladder_base if cfg.ladder else cfg.epsilon, env_steps)

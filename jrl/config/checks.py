@@ -17,7 +17,7 @@ from jrl.config.plan import Sizes, divisors
 from jrl.errors import counted, short
 from jrl.fields import bounds, validation
 from jrl.fields import env as environments
-from jrl.fields.data import DataSets, Fresh, learns_from, traits
+from jrl.fields.data import RETURN_TO_GO, DataSets, Fresh, learns_from, traits
 from jrl.fields.env import ASYNCHRONOUS, PROCESSES
 from jrl.fields.validation import Row, refused
 
@@ -174,6 +174,18 @@ _DATA = (
         lambda c: c.data.estimate and (getattr(c.algo, "top_fraction", None) or 1.0) < 1.0,
         "data.estimate: episodes selected by their returns cannot estimate another policy: leave algo.top_fraction or "
         "data.estimate out"),
+    Row("data.input env.action_chunk algo.name", lambda c: (
+            _has_data(c)
+            and c.env.action_chunk > 1
+            and (traits(c.algo).to_end or RETURN_TO_GO in traits(c.algo).reads)
+            and f"env.action_chunk: {_name(c)} learns from returns to the end of an episode, which windows of its "
+            "steps lack: use fql or iql, or leave it out"
+        )),
+    *(
+        Row(f"{key} env.action_chunk", lambda c, part=part: c.env.action_chunk > 1 and getattr(c.data, part),
+            f"{key}: with env.action_chunk several episodes have the steps of one: leave one of them out")
+        for part, key in (("validation", "data.validation"), ("estimate", "data.estimate"))
+    ),
     Row("data.where data.input", lambda c: c.data.where and c.data.input is None and not _input_fault(c),
         "data.where: expected data.input, whose episodes it selects, got null: set data.input, or leave data.where "
         "out"),
@@ -341,6 +353,8 @@ _EXTERNAL_ROWS = (
         _WITH_EXTERNAL.format(key="env.frame_stack", why=f"{_SENT}: let them stack frames")),
     Row("external env.action_repeat", lambda c: c.env.action_repeat != 1,
         _WITH_EXTERNAL.format(key="env.action_repeat", why=f"{_PLAYED}: let them repeat actions")),
+    Row("external env.action_chunk", lambda c: c.env.action_chunk != 1,
+        _WITH_EXTERNAL.format(key="env.action_chunk", why=f"{_PLAYED}: let them send actions of several steps")),
 )
 # fmt: on
 _EXTERNAL = (
@@ -492,6 +506,11 @@ _HINDSIGHT = (
         "replay.hindsight env.action_repeat",
         lambda c: _has_hindsight(c) and c.env.action_repeat > 1,
         "env.action_repeat: with replay.hindsight a reward is of one step: leave one of them out",
+    ),
+    Row(
+        "replay.hindsight env.action_chunk",
+        lambda c: _has_hindsight(c) and c.env.action_chunk > 1,
+        "env.action_chunk: with replay.hindsight a reward is of one step: leave one of them out",
     ),
     Row(
         "replay.hindsight env.observation_noise",

@@ -265,10 +265,10 @@ class Sizes:
 
 
 def discount_by_action(cfg: Any) -> Any:
-    """Returns the config with the discount between two actions of the policy, algo.gamma ** env.action_repeat."""
-    if cfg.env.action_repeat == 1 or not hasattr(cfg.algo, "gamma"):
+    """Returns the config with the discount between two actions of the policy, algo.gamma to their number of steps."""
+    if cfg.env.steps_per_action == 1 or not hasattr(cfg.algo, "gamma"):
         return cfg
-    gamma = cfg.algo.gamma**cfg.env.action_repeat
+    gamma = cfg.algo.gamma**cfg.env.steps_per_action
     return dataclasses.replace(cfg, algo=dataclasses.replace(cfg.algo, gamma=gamma))
 
 

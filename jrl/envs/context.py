@@ -131,12 +131,14 @@ def is_in_jax(found: Any) -> bool | None:
 
 def agent_faults(cfg: EnvConfig) -> list[str]:
     """Returns the options of a section that environments of several agents do not have."""
-    given = {"soft_horizon": cfg.soft_horizon, "action_repeat": cfg.action_repeat > 1, "on_nonfinite": cfg.on_nonfinite}
+    given = {"soft_horizon": cfg.soft_horizon, "on_nonfinite": cfg.on_nonfinite is not None}
+    given |= {"action_repeat": cfg.action_repeat > 1, "action_chunk": cfg.action_chunk > 1}
     return [f"env.{key}: {cfg.id} has several agents, and {_WITH_AGENTS[key]}" for key, x in given.items() if x]
 
 
 _WITH_AGENTS = {
     "soft_horizon": "a game ends for all of them: leave it out; env.horizon ends the game for all agents",
     "action_repeat": "agents may end or wait for a turn before a repetition ends: leave it out",
+    "action_chunk": "agents may end or wait for a turn before a chunk ends: leave it out",
     "on_nonfinite": "only environments of one agent are checked: leave it out",
 }

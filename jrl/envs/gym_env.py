@@ -13,7 +13,7 @@ from jrl.envs.vector import Vector
 from jrl.fields.env import EnvConfig
 from jrl.gym.factory import EnvFactory
 from jrl.gym.wrappers import unwrap
-from jrl.types import Array, EnvSpec, PyTree, StepResult
+from jrl.types import Array, Box, EnvSpec, InputError, PyTree, StepResult
 
 
 class HostEnv:
@@ -132,6 +132,10 @@ class _Gymnasium(HostEnv):
         self._is_soft, self._was_reset = cfg.soft_horizon, False
         try:
             action = spaces.convert_action_space(vector.action_space)
+            if cfg.action_chunk > 1 and not isinstance(action.space, Box):
+                raise InputError(
+                    f"env.action_chunk: expected actions in a Box of floats, got {action.space}: leave it out"
+                )
             spaces.convert_observation_space(vector.observation_space)  # before a reset looks for a mask
             mask = find_mask(
                 cfg.action_mask_info, vector.observation_space, action.space, cfg.id, vector.peek_info_shapes
@@ -146,7 +150,7 @@ class _Gymnasium(HostEnv):
         self._observe, self._convert_action = observation.convert, action.convert
         warns = on_failure.check_steps > 0
         self.precision = Precision(cfg.id, vector.observation_space, cfg.num_envs, warns=warns)
-        limits = [-(-n // cfg.action_repeat) for n in (vector.max_episode_steps, cfg.horizon) if n is not None]
+        limits = [-(-n // cfg.steps_per_action) for n in (vector.max_episode_steps, cfg.horizon) if n is not None]
         self.spec = EnvSpec(observation.space, action.space, cfg.num_envs, min(limits, default=None))
 
     def _prepare_reset(self) -> None:

@@ -213,7 +213,7 @@ def make_factory(cfg: EnvConfig, *, seed: int, place: Place) -> EnvFactory:
 
         name = cfg.id if cfg.id in gymnasium.registry else cfg.id.partition(":")[2]
         found = functools.partial(gymnasium.make, gymnasium.registry.get(name, cfg.id))
-    options = {name: getattr(cfg, name) for name in ("horizon", "soft_horizon", "action_repeat")}
+    options = {name: getattr(cfg, name) for name in ("horizon", "soft_horizon", "action_repeat", "action_chunk")}
     return EnvFactory(found, context, by_context=by_context, **options)
 
 

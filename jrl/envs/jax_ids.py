@@ -142,6 +142,8 @@ def make(cfg: EnvConfig, *, state: bool, **unused: Any) -> JaxEnv:
         env = build_env(max_episode_steps=cfg.horizon)
     if cfg.action_repeat > 1:
         env = jax_options.repeat(env, cfg.action_repeat)
+    if cfg.action_chunk > 1:
+        env = jax_options.chunk(env, cfg.action_chunk)
     if cfg.on_nonfinite is not None:
         env = jax_options.reset_nonfinite(env)
     return env

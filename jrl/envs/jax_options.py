@@ -1,15 +1,17 @@
-"""Options of environments written in JAX: `env.action_repeat` and `env.on_nonfinite`. Others are in `limits`."""
+"""Options of environments in JAX: `env.action_repeat`, `env.action_chunk`, `env.on_nonfinite`. `limits` has others."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jrl.envs.jax_env import select
 from jrl.envs.transform import wrap_state
-from jrl.spaces import elements
-from jrl.types import Array, JaxEnv, Key, PyTree, StepResult
+from jrl.spaces import elements, stack_space
+from jrl.types import Array, Box, EnvSpec, InputError, JaxEnv, Key, PyTree, Space, StepResult
 
 
 def repeat(env: JaxEnv, times: int) -> JaxEnv:
@@ -18,8 +20,30 @@ def repeat(env: JaxEnv, times: int) -> JaxEnv:
     A step sums the rewards. It stops at an episode's end, and returns the final observation. A reset is one step. The
     new state holds `env`'s state, and `ended` [B] bool: the next step is a reset.
     """
+    return _join_steps(env, times, env.spec, lambda action: None)
+
+
+def chunk(env: JaxEnv, length: int) -> JaxEnv:
+    """Returns `env` with actions [B, length, *], which are taken one after the other; otherwise as `repeat`.
+
+    Raises:
+      InputError: the actions are not a Box.
+    """
+    spec = env.spec._replace(action=chunked_space(env.spec.action, length))
+    return _join_steps(env, length, spec, lambda action: jnp.swapaxes(action, 0, 1))
+
+
+def chunked_space(space: Space, length: int) -> Space:
+    """Returns the space of `length` actions, the policy's with `env.action_chunk`. Raises InputError: not a Box."""
+    if not isinstance(space, Box) or np.dtype(space.dtype).kind != "f":
+        raise InputError(f"env.action_chunk: expected actions in a Box of floats, got {space}: leave it out")
+    return stack_space(space, length)
+
+
+def _join_steps(env: JaxEnv, times: int, spec: EnvSpec, actions_of: Callable[[Array], Array | None]) -> JaxEnv:
+    """Returns `env` with steps of up to `times` steps. `actions_of`: action -> actions [times, B, *]; None: itself."""
     limit = env.spec.max_episode_steps
-    spec = env.spec._replace(max_episode_steps=None if limit is None else -(-limit // times))
+    spec = spec._replace(max_episode_steps=None if limit is None else -(-limit // times))
     no = lambda: jnp.zeros((spec.num_envs,), bool)
 
     def reset(key: Key) -> tuple[PyTree, PyTree]:
@@ -27,16 +51,17 @@ def repeat(env: JaxEnv, times: int) -> JaxEnv:
         return {"env": inner, "ended": no()}, obs
 
     def step(state: PyTree, action: Array, key: Key) -> tuple[PyTree, StepResult]:
-        def once(carry: PyTree, key: Key) -> tuple[PyTree, None]:
-            inner, result, is_over = carry
-            moved, new = env.step(inner, action, key)
+        def once(carry: PyTree, x: tuple[Key, Array | None]) -> tuple[PyTree, None]:
+            (inner, result, is_over), (key, own) = carry, x
+            moved, new = env.step(inner, action if own is None else own, key)
             new = new._replace(reward=result.reward + new.reward)
             inner, result = select(is_over, (inner, result), (moved, new))
             return (inner, result, state["ended"] | result.terminated | result.truncated), None
 
         obs = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), elements(spec.observation, spec.num_envs))
         nothing = StepResult(obs, jnp.zeros((spec.num_envs,), jnp.float32), no(), no())
-        (inner, result, _), _ = jax.lax.scan(once, (state["env"], nothing, no()), jax.random.split(key, times))
+        steps = jax.random.split(key, times), actions_of(action)
+        (inner, result, _), _ = jax.lax.scan(once, (state["env"], nothing, no()), steps)
         return {"env": inner, "ended": result.terminated | result.truncated}, result
 
     return wrap_state(env, spec, reset, step)._replace(fps=env.fps / times)

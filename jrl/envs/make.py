@@ -67,6 +67,7 @@ LIMITED = (
     (_RESTARTS, ("gymnasium",), "only Gymnasium's environments are made again"),
     ("env.soft_horizon", ("gymnasium", "jax"), _TOGETHER),
     ("env.action_repeat", ("gymnasium", "jax"), _TOGETHER),
+    ("env.action_chunk", ("gymnasium", "jax"), _TOGETHER),
     ("env.on_nonfinite", ("jax",), "only environments in JAX are checked"),
     ("env.action_mask_info", ("envpool", "gymnasium"), _MASKS),
     ("env.randomize", ("jax",), "only environments in JAX have numbers that differ between environments"),
@@ -76,7 +77,7 @@ LIMITED = (
 def _check_options(cfg: EnvConfig, backend: str, on_failure: OnFailure) -> Iterator[str]:
     """Yields the options that conflict with the backend or with each other, each with its fix."""
     given = {**{f"env.{key}": getattr(cfg, key) for key in _KEYS}, _RESTARTS: on_failure.restart}
-    given["env.action_repeat"] = cfg.action_repeat > 1
+    given |= {"env.action_repeat": cfg.action_repeat > 1, "env.action_chunk": cfg.action_chunk > 1}
     has_several = is_multi_agent(cfg)
     if backend == "envpool" and cfg.batch_size is not None and cfg.batch_size > cfg.num_envs:
         yield f"env.batch_size: expected at most env.num_envs = {cfg.num_envs}, got {cfg.batch_size}: lower it"

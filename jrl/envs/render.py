@@ -68,6 +68,9 @@ def make(env: EnvConfig, spec: EnvSpec, *, seed: int = 0, around: Callable[[Any]
       InputError: nothing can draw it, with each reason.
     """
     own, id, options = resolve(env.id, env.backend), env.id, env.options
+    if env.action_chunk > 1:  # each action of a chunk is drawn
+        single = spaces.unstack_space(spec.env_action or spec.action, env.action_chunk)
+        spec = spec._replace(action=single or spec.action, env_action=None)
     first = seed_range(seed, "eval")
     plain: dict[str, Any] = {"num_envs": 1, "normalize_actions": False, "clip_actions": False}
     plain["action_mask_info"] = env.action_mask_info

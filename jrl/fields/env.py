@@ -53,6 +53,9 @@ class EnvConfig:
     # steps of the environment with each action, fewer at the end of an episode; their rewards are summed. env_steps and
     # all other counts are actions; algo.gamma, horizon and limits of the environment stay per step of the environment
     action_repeat: Count = 1
+    # actions that the policy chooses at once, for consecutive steps: its action is [n, *] for the environment's [*], a
+    # Box. Fewer are taken at the end of an episode; the rewards are summed, and all counts are as with action_repeat
+    action_chunk: Few = 1
     # ranges from which each environment draws these numbers at every reset: {mass: [0.5, 2.0]}. MuJoCo Playground: true
     # (the environment's own function) or package.module:function, which draw a model for each environment
     randomize: dict[str, tuple[float, float]] | bool | Name | None = None
@@ -71,6 +74,11 @@ class EnvConfig:
     def waits(self) -> bool:
         """Returns whether all environments wait for each other."""
         return self.batch_size is None and self.batch_wait_ms is None
+
+    @property
+    def steps_per_action(self) -> int:
+        """Returns the steps of the environment with each action of the policy, fewer at the end of an episode."""
+        return self.action_repeat * self.action_chunk
 
     @property
     def num_processes(self) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 from jrl.gym import CONTEXT, DEFINITIONS, EnvContext
 from jrl.gym.exceptions import NotAnEnvironment, SeveralAgents
-from jrl.gym.wrappers import Limited, Repeated
+from jrl.gym.wrappers import Chunked, Limited, Repeated
 
 
 def has_agents(env: Any) -> bool:
@@ -35,6 +35,7 @@ class EnvFactory:
       context: context of environment 0.
       horizon, soft_horizon: see `jrl.envs.limits`.
       action_repeat: see `Repeated`.
+      action_chunk: see `Chunked`.
     """
 
     def __init__(
@@ -46,9 +47,10 @@ class EnvFactory:
         horizon: int | None,
         soft_horizon: bool,
         action_repeat: int = 1,
+        action_chunk: int = 1,
     ):
         self._found, self._context, self._by_context = found, context, by_context
-        self._horizon, self._soft, self._repeat = horizon, soft_horizon, action_repeat
+        self._horizon, self._soft, self._repeat, self._chunk = horizon, soft_horizon, action_repeat, action_chunk
         self.options = dict(context)
 
     def raw(self, i: int) -> Any:
@@ -74,4 +76,5 @@ class EnvFactory:
                 got = f"a {type(env).__name__} without {name}"
                 raise NotAnEnvironment(f"{what} returned {got}, not a Gymnasium environment{fix}")
         env = env if self._horizon is None else Limited(env, self._horizon, self._soft)
-        return env if self._repeat == 1 else Repeated(env, self._repeat)
+        env = env if self._repeat == 1 else Repeated(env, self._repeat)
+        return env if self._chunk == 1 else Chunked(env, self._chunk)

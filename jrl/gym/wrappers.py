@@ -1,8 +1,8 @@
-"""Wrappers of a Gymnasium environment: a horizon, repeated actions, and the action mask of its infos."""
+"""Wrappers of a Gymnasium environment: a horizon, repeated actions, action chunks, and the action mask of its infos."""
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -86,8 +86,11 @@ class Repeated(_Wrapper):
         self._times = times
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        return self._play(action for _ in range(self._times))
+
+    def _play(self, actions: Iterable[Any]) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         total = 0.0
-        for _ in range(self._times):
+        for action in actions:
             result = self.env.step(action)
             if len(result) != 5 or not faults.has_no_fatal_fault(*result[1:]):  # `jrl.gym.faults` reports the error
                 return result
@@ -96,6 +99,25 @@ class Repeated(_Wrapper):
             if terminated or truncated:
                 break
         return obs, total, terminated, truncated, info
+
+
+class Chunked(Repeated):
+    """An environment whose action has `times` actions [times, *], taken one after the other; otherwise as `Repeated`.
+
+    `jrl.envs.gym_env` refuses action spaces that are not a Box of floats; they stay here.
+    """
+
+    def __init__(self, env: Any, times: int):
+        super().__init__(env, times)
+        space = env.action_space
+        if space_kind(space) == "Box":
+            from gymnasium import spaces
+
+            low, high = (np.stack([bound] * times) for bound in (space.low, space.high))
+            self.action_space = spaces.Box(low, high, dtype=space.dtype)
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        return self._play(action)
 
 
 class MaskWrapper(_Wrapper):

@@ -253,7 +253,8 @@ def play_frames(
     games = env.spec.games
     # `render.make` applies no time limit to an environment with a single agent
     longest = math.inf if isinstance(env, render.Games) else acting.config.env.limit or math.inf
-    repeats = acting.config.env.action_repeat  # nor repeated actions: each of their steps is a frame
+    # nor repeated actions and chunks: each of their steps is a frame
+    repeats, is_chunk = acting.config.env.action_repeat, acting.config.env.action_chunk > 1
     for episode in range(episodes):
         game = episode % games
         draw = functools.partial(env.render, game) if isinstance(env, render.Games) else env.render
@@ -264,8 +265,8 @@ def play_frames(
         yield draw()
         while not done and steps < max_steps:
             action, reward = acting.act(obs, explore, reset=begins, reward=reward), 0.0
-            for _ in range(repeats):
-                result = env.step(action)
+            for part in np.repeat(action[0] if is_chunk else [None], repeats, 0):
+                result = env.step(part[None] if is_chunk else action)
                 obs, reward, over = result.obs, reward + result.reward, result.terminated | result.truncated
                 if result.several is not None:  # reset the memory of absent agents: it begins before their first row
                     begins, over = result.several.absent, result.several.over

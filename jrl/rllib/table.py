@@ -169,8 +169,9 @@ GROUPS: dict[str, list[KeyRow]] = {
             unless={"{value}: as in jrl": lambda job, x: x == "action_mask"}),
         row("preprocessor_pref", "", "Atari observations are gray frames of 84 x 84, other observations unchanged"),
         *omit(_AUTO, "disable_env_checking auto_wrap_old_gym_envs"),
-        *args("environment", "env", "backend reward_scale reset on_nonfinite action_repeat randomize observe_task "
-              "observation_noise action_delay frame_stack action_mask_info", env_batch_size="env.batch_size"),
+        *args("environment", "env", "backend reward_scale reset on_nonfinite action_repeat action_chunk randomize "
+              "observe_task observation_noise action_delay frame_stack action_mask_info",
+              env_batch_size="env.batch_size"),
     ],
     "Env runners (rollout workers)": [
         row("num_env_runners num_rollout_workers num_workers", "env_runners.num, env.num_envs",

@@ -12,7 +12,7 @@ import numpy as np
 from jrl import data, registry, spaces
 from jrl.config import EnvConfig, RunConfig, datasets
 from jrl.config.datasets import DataConfig, DataRewardConfig
-from jrl.data import EpisodeStore, findings
+from jrl.data import EpisodeStore, chunks, findings
 from jrl.data.formats.transitions import guess_space
 from jrl.data.rollouts import fold_rollouts
 from jrl.data.store import LOG_PROB, check_store
@@ -48,15 +48,16 @@ def read(cfg: RunConfig, env_spec: EnvSpec | None) -> Inputs:
       InputError: files cannot be read or do not fit.
     """
     raw = {name: _source(cfg.data, name) for name in datasets.shares(cfg.data) if name != datasets.SAMPLER}
+    best = getattr(cfg.algo, "top_fraction", None)
+    own = {name: _chunked(cfg, _best(store, best), env_spec) for name, store in raw.items()}
     if env_spec is None:  # a policy's view of data without environments, with history where the run asks for it
-        spec = _spec_of(cfg.data, cfg.env, next(iter(raw.values())))
+        spec = _spec_of(cfg.data, cfg.env, next(iter(own.values())))
         history = build_history(spec, **history_options(cfg))
         spec = spec if history is None else history.spec
     else:
         spec = env_spec._replace(num_envs=1)
     train, validation = {}, {}
-    for name, store in raw.items():
-        store = _best(store, getattr(cfg.algo, "top_fraction", None))
+    for name, store in own.items():
         store = prepared(cfg, store, spec)
         if cfg.data.validation:
             store, validation[name] = store.split(cfg.data.validation, cfg.run.seed)
@@ -76,6 +77,15 @@ def _source(section: DataConfig, name: str) -> EpisodeStore:
             raise InputError(f"data.input {name}: it should return a jrl.data.EpisodeStore, not {type(found).__name__}")
         return check_store(found).where(section.where or {})
     return data.read(name.split("\n"), section.format, section.where)
+
+
+def _chunked(cfg: RunConfig, store: EpisodeStore, env_spec: EnvSpec | None) -> EpisodeStore:
+    """Returns a store with chunks of actions if the run's policy chooses them; a recording of such a run has them."""
+    length = cfg.env.action_chunk
+    shapes = lambda space: [leaf.shape for _, leaf in spaces.leaves(space)]
+    if length == 1 or (env_spec is not None and shapes(store.action_space) == shapes(env_spec.action)):
+        return store
+    return chunks.chunk(store, length)
 
 
 def _best(store: EpisodeStore, share: float | None) -> EpisodeStore:

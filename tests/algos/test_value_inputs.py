@@ -98,7 +98,7 @@ def test_the_value_depends_on_it_and_the_policy_does_not(name, core):
 
     def policy(obs):
         carry = algo.carry(fakes.COLUMNS)
-        if name == "td3":
+        if name in ("td3", "fql"):
             return algo.act(algo.actor(state), whole | obs, carry, KEY, False).action.sum()
         return algo.outputs(state, whole | obs)["distribution"].entropy().sum()
 
@@ -163,7 +163,7 @@ def test_what_has_no_critic_refuses_it_by_name(name):
         return
     with pytest.raises(InputError) as e:
         fakes.make(name, spec(name), network())
-    instead = "marwil" if fakes.from_data(name) else "ppo, a2c, impala, appo, trpo, sac, td3, iql, mpo or awr"
+    instead = "marwil" if fakes.from_data(name) else "ppo, a2c, impala, appo, trpo, sac, td3, iql, mpo, fql or awr"
     assert e.value.errors == (
         f"network.value_inputs: {name} has no critic beside its policy: use {instead}, or leave this out",
     )
@@ -194,10 +194,10 @@ def test_a_run_with_memory_is_trained_and_resumed(name, tmp_path, capsys):
         "checkpoint.every=256",
     ]
     more += ["evaluation.every=512", "evaluation.duration=4", "algo.normalize_obs=true", "run.report_every=256"]
-    if name in ("sac", "td3", "iql", "mpo", "awr"):
+    if name in ("sac", "td3", "iql", "mpo", "fql", "awr"):
         more += ["replay.learning_starts=128", "replay.batch_size=16", "replay.updates_per_step=0.0078125"]
         more += ["network.max_seq_len=4", "replay.capacity=2000"]
-    if name == "td3":
+    if name in ("td3", "fql"):
         more += ["env.options={continuous: true}"]
     sets = [part for value in more for part in ("--set", value)]
     assert run(tmp_path / "run", name, *sets, "--stop", "env_steps=512") == 0, capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 import yaml
@@ -102,6 +103,25 @@ def test_iql_goes_on_with_the_data_beside_its_own_experience(pendulum, tmp_path,
     assert now["updates"] > 30
     moved = np.abs(now["params"]["actor"]["policy_head"]["kernel"] - before["params"]["actor"]["policy_head"]["kernel"])
     assert 0 < moved.max() < 0.1  # tens of small steps from there
+
+
+def test_fql_goes_on_with_chunks_of_actions_and_a_run_that_is_resumed_is_the_same(pendulum, tmp_path, capsys):
+    """The data set has single actions; a chunk of 3 has the actions of a window of 3 of its steps."""
+    small = ["--set=env.action_chunk=3", "--set=algo.flow_steps=2"]
+    before = taught("fql", "Pendulum-v1", pendulum, tmp_path / "fql", *small)
+    mix = f"--set=data.input={{sampler: 0.5, '{pendulum}': 0.5}}"
+    online = [f"--init-from={tmp_path / 'fql'}", mix, *small, *ONLINE]
+    now = learn("fql", "Pendulum-v1", tmp_path / "on", *online)
+    assert "not taken" not in capsys.readouterr().out
+    for part in ("actor", "flow", "critic"):
+        moved = jax.tree.map(lambda x, y: np.abs(x - y).max(), now["params"][part], before["params"][part])
+        assert 0 < max(jax.tree.leaves(moved)) < 0.1  # tens of small steps from there
+    assert jrl.load(tmp_path / "on", best=False).act(np.zeros((4, 3), np.float32)).shape == (4, 3, 1)
+    learn("fql", "Pendulum-v1", tmp_path / "part", *online, "--stop=env_steps=40")
+    assert train.main(["--resume", str(tmp_path / "part"), "--stop=env_steps=60"]) == 0
+    resumed = checkpoint.read(checkpoint.locate(tmp_path / "part"), "learner")
+    for x, y in zip(jax.tree.leaves(now), jax.tree.leaves(resumed), strict=True):
+        np.testing.assert_array_equal(x, y)
 
 
 @pytest.mark.parametrize("name", ["ppo_from_bc", "sac_from_iql", "rlpd"])

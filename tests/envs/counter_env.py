@@ -21,6 +21,28 @@ class Counter(gymnasium.Env):
         return np.full(1, self.count, np.float32), self.count, self.count == self._end, False, {}
 
 
+class Pusher(gymnasium.Env):
+    """Shows its steps and the sum of its actions, weighted by the step; pays the action's parts as 1 and 10."""
+
+    def __init__(self, config):
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.action_space = gymnasium.spaces.Box(-2, 2, (2,), np.float32)
+        self._end = (5, 2)[config.vector_index]
+
+    def _obs(self):
+        return np.array([self.count, self.total], np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count, self.total = 0, 0.0
+        return self._obs(), {}
+
+    def step(self, action):
+        self.count += 1
+        self.total += self.count * action.sum()
+        return self._obs(), action[0] + 10 * action[1], self.count == self._end, False, {}
+
+
 class Level(gymnasium.Env):
     """Shows its task and where it stands in the run; an episode has as many steps as the task."""
 

@@ -57,8 +57,8 @@ from jrl.fields.hyper import NetworkConfig
 _MODULES = {
     name: f"jrl.algos.{name}"
     for name in (
-        "ppo", "a2c", "impala", "appo", "trpo", "dqn", "iqn", "vdn", "pqn", "sac", "td3", "iql", "mpo", "awr", "bc",
-        "marwil", "dt", "distill", "ars", "es", "cma_es",
+        "ppo", "a2c", "impala", "appo", "trpo", "vmpo", "reppo", "dqn", "iqn", "vdn", "pqn", "sac", "td3", "iql", "mpo",
+        "awr", "bc", "marwil", "dt", "distill", "ars", "es", "cma_es",
     )
 }  # fmt: skip
 

@@ -69,7 +69,8 @@ class Config(Common):
     q_lambda: Unit = 0.95  # decay of the lambda-returns
     num_epochs: Count = 8  # passes over a rollout in an update
     num_minibatches: Count = 16  # gradient steps per pass
-    critic: Critic = Critic(kind="hl_gauss", atoms=151, value_range=(-100.0, 100.0))  # kind of the critic
+    # kind of the critic; mse reads no other key
+    critic: Critic = Critic(kind="hl_gauss", atoms=151, value_range=(-100.0, 100.0))
     ent_coef: Positive = 0.01  # initial temperature, the weight of the entropy
     # null: minus half the number of action elements; Discrete: half the greatest entropy of the allowed actions
     target_entropy: float | None = None
@@ -85,7 +86,8 @@ class Config(Common):
                 f"critic.kind: expected mse or hl_gauss, whose targets are lambda-returns, got {self.critic.kind}: set "
                 "it to hl_gauss"
             )
-        return faults + self.critic.validate() + super().validate()
+        # with mse the other keys are defaults, which are not read
+        return faults + (self.critic.validate() if self.critic.kind == "hl_gauss" else []) + super().validate()
 
 
 @struct.dataclass
@@ -160,7 +162,7 @@ def targets(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key)
     action, target = parts.zero_masked(rollout.mask, (rollout.action, soft - bonus[:-1]))
     weight = parts.weights(rollout.mask, agent.axis_name)
     metrics = parts.value_metrics(target, q[:-1], weight, agent.axis_name)
-    if cfg.critic.value_range is not None:
+    if agent.net.head is not None and cfg.critic.value_range is not None:
         outside = (target < cfg.critic.value_range[0]) | (target > cfg.critic.value_range[1])
         metrics["value/outside_range"] = parts.pmean(jnp.mean(weight * outside), agent.axis_name)
     noise, memory = draw(agent, epoch_key, num_steps, num_envs, cfg.num_epochs), ()

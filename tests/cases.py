@@ -85,7 +85,10 @@ CASES: dict[str, Case] = {
     ),
     "reppo": Case(
         {**_RATE, **_STATISTICS, "q_lambda": 0.9, "critic": Critic(kind="hl_gauss", atoms=7, value_range=(-3.0, 3.0))},
-        {**_PROBE, "num_epochs": 4, "num_minibatches": 2},
+        {
+            **_PROBE_EPOCHS, "lr": 3e-3, "critic": Critic(kind="hl_gauss", atoms=71, value_range=(-2.0, 12.0)),
+            "ent_coef": 1e-3, "target_entropy": 0.1,
+        },
         _EPOCHS,
         like="sac",
     ),

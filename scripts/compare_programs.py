@@ -39,6 +39,8 @@ OPTIONS = {
     "impala": {"clip_rho": 1.5, "normalize_obs": True, "normalize_reward": True, "num_epochs": 2, "num_minibatches": 2},
     "appo": {**_CLIPPED, "target_update_every": 3, "tau": 0.5},
     "trpo": {"cg_steps": 3, "line_search_steps": 4, "normalize_obs": True, "normalize_reward": True},
+    "vmpo": {"top_share": 0.7, "normalize_obs": True, "normalize_reward": True},
+    "reppo": {"q_lambda": 0.9, "normalize_obs": True, "normalize_reward": True},
     "pqn": {"loss": "huber", "normalize_obs": True, "normalize_reward": True},
     "dqn": {"double": True, "dueling": True, "noisy": True, "head": "c51", "tau": 0.1, "normalize_obs": True},
     "iqn": {"double": True, "num_quantiles": 5, "tau": 0.1, "normalize_obs": True},

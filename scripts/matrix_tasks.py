@@ -155,6 +155,8 @@ ALGOS: dict[str, dict[str, Any]] = {
 # as ALGOS, for algorithms without a row in docs/matrix.md: `make matrix` adds the row
 UNLISTED: dict[str, dict[str, Any]] = {
     "trpo": {**_ON_POLICY, "algo": {"lr": 5e-3, "target_kl": 0.03}},
+    "vmpo": {**_ON_POLICY, "algo": {"lr": 5e-3, "mean_kl": 0.03}},
+    "reppo": {**_ON_POLICY, "algo": {"lr": 3e-3, "critic": {"value_range": [-20, 20]}}},
     "mpo": {**_REPLAY, "algo": {"lr": 3e-3, "target_update_every": 20, "mean_kl": 0.02, "std_kl": 1e-3}},
     "fql": {**_REPLAY, "algo": {"lr": 3e-3, "tau": 0.02, "alpha": 0.1, "normalize_q": True}},
     "awr": {**_REPLAY, "algo": {"lr": 3e-3, "beta": 2.0}},

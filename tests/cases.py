@@ -77,6 +77,21 @@ CASES: dict[str, Case] = {
         {**_EPOCHS, "cg_steps": 4, "line_search_steps": 3},
         like="ppo",
     ),
+    "vmpo": Case(
+        {**_RATE, **_STATISTICS, "gae_lambda": 0.9, "max_grad_norm": 0.5, "top_share": 0.7},
+        {**_PROBE_EPOCHS, "mean_kl": 0.05},
+        _EPOCHS,
+        like="ppo",
+    ),
+    "reppo": Case(
+        {**_RATE, **_STATISTICS, "q_lambda": 0.9, "critic": Critic(kind="hl_gauss", atoms=7, value_range=(-3.0, 3.0))},
+        {
+            **_PROBE_EPOCHS, "lr": 3e-3, "critic": Critic(kind="hl_gauss", atoms=71, value_range=(-2.0, 12.0)),
+            "ent_coef": 1e-3, "target_entropy": 0.1,
+        },
+        _EPOCHS,
+        like="sac",
+    ),
     "dqn": Case(
         {
             **_RATE, "double": True, "dueling": True, "noisy": True, "head": "c51", "num_atoms": 11, "tau": 0.1,

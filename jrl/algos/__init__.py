@@ -25,6 +25,7 @@ scalars by name. Both are averaged over the chunks of a batch and over devices. 
     a2c           the same                                                               batch: actor_critic.Rows [N]
     impala        the same                                         batch: impala.Columns [T, b], whole sequences;
                   with a core the network reads `impala.window(batch)`, [b, T + 1]
+    vmpo          the same                                                               batch: vmpo.Rows [N]
     marwil, awr   the same                                                               batch: marwil.Rows [N]
     bc            net: critics.Policy, `apply(params, obs) -> distribution`              batch: bc.Rows [N]
     distill       the same                                                               batch: distill.Rows [N]
@@ -34,6 +35,7 @@ scalars by name. Both are averaged over the chunks of a batch and over devices. 
     sac, td3,     net: networks.critics.Critics, `apply(params, obs, action) -> [C, N]`, with Discrete actions
     iql, mpo, fql `apply(params, obs) -> [C, N, A]`; it is the critics' loss, `params` are theirs
                                                                                          batch: parts.TdBatch [N]
+    reppo         the same, with one critic                                              batch: reppo.Rows [N]
 
 With a core, rows are sequences: leaves are [N, L, *], and `obs` is a Window, which `net` reads like an observation.
 The Window of a TdBatch begins after the burn-in, with the learned network's recurrent state; its `next_obs` is ().
@@ -57,8 +59,8 @@ from jrl.fields.hyper import NetworkConfig
 _MODULES = {
     name: f"jrl.algos.{name}"
     for name in (
-        "ppo", "a2c", "impala", "appo", "trpo", "dqn", "iqn", "vdn", "pqn", "sac", "td3", "iql", "mpo", "fql", "awr",
-        "bc", "marwil", "dt", "distill", "ars", "es", "cma_es",
+        "ppo", "a2c", "impala", "appo", "trpo", "vmpo", "reppo", "dqn", "iqn", "vdn", "pqn", "sac", "td3", "iql", "mpo",
+        "fql", "awr", "bc", "marwil", "dt", "distill", "ars", "es", "cma_es",
     )
 }  # fmt: skip
 

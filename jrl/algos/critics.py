@@ -44,6 +44,7 @@ from jrl.types import (
     hyperparams,
 )
 
+_SEQUENCES = Records(memory=True)  # replay stores the recurrent states of sequences
 _POLICY_ACTION = "policy_action"  # key of a batch's extras: see `with_next_action`
 
 
@@ -132,6 +133,7 @@ def make_agent(
     num_critics: int,
     head: CriticHead | None = None,
     value: Callable[[Observer, NetworkConfig], PolicyHeads] | None = None,
+    records: Records = _SEQUENCES,
     **options: Unpack[MakeOptions],
 ) -> Agent:
     """Makes an Agent with a policy, critics and optionally a `value` network; arguments as for `agent.make`."""
@@ -143,11 +145,11 @@ def make_agent(
         return Networks(policy(observer, network), of_actions, state_value, head)
 
     check(cfg, spec.action, network)
-    return agents.make(cfg, spec, network, networks, kind=kind, records=Records(memory=True), flat=False, **options)
+    return agents.make(cfg, spec, network, networks, kind=kind, records=records, flat=False, **options)
 
 
 def make_algo(cfg: Common, agent: Agent, **functions: Any) -> Algo:
-    """Makes the replay-based Algo of an Agent with critics; keywords as for `agent.algo`."""
+    """Makes the Algo of an Agent with critics; keywords as for `agent.algo`."""
     return agents.algo(cfg, agent, policy=step_policy, memory=agent.net.policy.carry, **functions)
 
 
@@ -268,7 +270,7 @@ def values_read(value: PolicyHeads, params: PyTree, obs: PyTree, steps: int) -> 
     return policy_reads(value, params, replace(obs, carry=value.carry(obs.reset.shape[0])), steps)
 
 
-def q_taken(agent: Agent, critic_params: PyTree, batch: Batch, *, key: Key | None = None) -> Array:
+def q_taken(agent: Agent, critic_params: PyTree, batch: Any, *, key: Key | None = None) -> Array:
     """Returns the critics' outputs for the recorded actions [C, N] or [C, N, L], in a learning pass.
 
     With a head there is a last axis of atoms.
@@ -282,7 +284,7 @@ def q_taken(agent: Agent, critic_params: PyTree, batch: Batch, *, key: Key | Non
     return apply(critic_params, batch.obs, batch.action)
 
 
-def select_taken(space: Discrete, q: Array, batch: Batch) -> Array:
+def select_taken(space: Discrete, q: Array, batch: Any) -> Array:
     """Returns the outputs for the recorded actions, [C, N] of [C, N, A]; [C, N, L] for Windows; atoms stay last."""
     # a comparison instead of an index: its gradient is a select, the gradient of an index is a slower scatter
     taken: Any = jax.nn.one_hot(batch.action, space.n)
@@ -405,7 +407,7 @@ def td_gradient(
             error = values - target[None]
             losses = 0.5 * jnp.mean(weight[None] * jnp.square(error), tuple(range(1, error.ndim)))
         else:
-            distance = _distances(head, values, target)
+            distance = distances(head, values, target)
             losses = jnp.mean(weight[None] * distance, tuple(range(1, distance.ndim)))
             values, target = head.mean(values), head.target_mean(target)
             error = distance if head.priority_is_loss else values - target[None]
@@ -426,7 +428,7 @@ def td_gradient(
     return gradient, metrics, priority
 
 
-def _distances(head: CriticHead, outputs: Array, target: Array) -> Array:
+def distances(head: CriticHead, outputs: Array, target: Array) -> Array:
     """Returns the losses [C, N] or [C, N, L] of outputs [C, ..., K] for a common target."""
     rows = target.reshape(math.prod(outputs.shape[1:-1]), *target.shape[outputs.ndim - 2 :])
     flat = outputs.reshape(outputs.shape[0], -1, outputs.shape[-1])

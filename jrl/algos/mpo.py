@@ -20,6 +20,7 @@ core it learns from a SequenceBatch as SAC does. Gradients and metrics are avera
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, Unpack
 
@@ -102,9 +103,30 @@ def evaluate(cfg: Config, agent: Agent, dist: Any, critic_params: PyTree, obs: P
 
 def steps_of(dist: Any, target: Any) -> dict[str, Any]:
     """Returns the distributions that the M-step moves, by the name of their multiplier."""
-    if isinstance(dist, distributions.Categorical):
+    if not isinstance(dist, distributions.DiagGaussian):
         return {"mean": dist}
     return {"mean": replace(target, mean=dist.mean), "std": replace(target, log_std=dist.log_std)}
+
+
+def kl_penalty(
+    cfg: Any, steps: dict[str, Any], target: Any, dual: PyTree, mean: Callable[[Array], Array]
+) -> tuple[Array, Metrics]:
+    """Returns the KLs from the target policy, weighted by their multipliers, with the multipliers' loss; and metrics.
+
+    Args:
+      cfg: Config with the bounds `mean_kl` and `std_kl`.
+      steps: result of `steps_of`.
+      target: target policy's distributions [N].
+      dual: logarithms of the multipliers by name.
+      mean: mean over rows [N].
+    """
+    bounds, loss = {"mean": cfg.mean_kl, "std": cfg.std_kl}, jnp.zeros(())
+    metrics: Metrics = {}
+    for name, step in steps.items():
+        kl, alpha = mean(target.kl(step)), jnp.exp(dual[name])
+        loss = loss + jax.lax.stop_gradient(alpha) * kl + alpha * (bounds[name] - jax.lax.stop_gradient(kl))
+        metrics |= {f"policy/{name}_kl": kl, f"policy/{name}_alpha": alpha}
+    return loss, metrics
 
 
 def log_prob(dist: Any, action: Array | None) -> Array:
@@ -134,13 +156,10 @@ def policy_loss(
     improved = jax.lax.stop_gradient(jax.nn.softmax(scores))
     sample_kl = jnp.sum(improved * (jax.nn.log_softmax(scores) - share), -1)
     metrics = {"policy/temperature": temperature, "policy/sample_kl": mean(sample_kl)}
-    bounds, fit = {"mean": cfg.mean_kl, "std": cfg.std_kl}, jnp.zeros(())
-    for name, step in steps_of(dist, target).items():
-        fit = fit - mean(jnp.sum(improved * log_prob(step, action), -1))
-        kl, alpha = mean(target.kl(step)), jnp.exp(dual[name])
-        loss = loss + jax.lax.stop_gradient(alpha) * kl + alpha * (bounds[name] - jax.lax.stop_gradient(kl))
-        metrics |= {f"policy/{name}_kl": kl, f"policy/{name}_alpha": alpha}
-    return loss + fit, metrics | {"loss/policy": fit, "policy/entropy": mean(dist.entropy())}
+    steps = steps_of(dist, target)
+    fit = -sum(mean(jnp.sum(improved * log_prob(step, action), -1)) for step in steps.values())
+    penalty, found = kl_penalty(cfg, steps, target, dual, mean)
+    return loss + penalty + fit, metrics | found | {"loss/policy": fit, "policy/entropy": mean(dist.entropy())}
 
 
 def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch, key: Key) -> tuple[State, UpdateAux]:

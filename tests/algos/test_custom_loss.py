@@ -62,7 +62,7 @@ def from_the_network(name, net, params, batch):
     if hasattr(net, "q"):
         q = jnp.take_along_axis(net.q(params, batch.obs), batch.action[..., None], -1)[..., 0]
         return "value/q", mean(batch, q.sum(-1) if fakes.in_teams(name) else q)
-    if name in ("sac", "iql", "mpo"):
+    if name in ("reppo", "sac", "iql", "mpo"):
         q = jnp.take_along_axis(net.apply(params, batch.obs), batch.action[None, :, None], -1)[..., 0]
         return "value/q", mean(batch, q.mean(0))
     if name in ("td3", "fql"):
@@ -103,7 +103,7 @@ def differ_from_start(name, state):
 
 def gradient(name, state):
     """Of the first step, flat: Adam's first moment is a tenth of it."""
-    opt_state = state.opt_state["critic"] if name in ("sac", "td3", "iql", "mpo", "fql") else state.opt_state
+    opt_state = state.opt_state["critic"] if name in ("reppo", "sac", "td3", "iql", "mpo", "fql") else state.opt_state
     moments = [x for x in jax.tree.leaves(jax.tree.map(np.ravel, opt_state)) if x.dtype == np.float32]
     return np.concatenate(moments[: len(moments) // 2]) / 0.1
 

@@ -22,8 +22,9 @@ SPACES = [
     ("sac", CHOICES, "sac needs a Discrete or float Box action space, not .*: use ppo"),
     ("iql", CHOICES, "iql needs a Discrete or float Box action space, not .*: use ppo"),
     ("td3", CHOICES, "td3 needs a float Box action space, not .*: use ppo"),
-    ("td3", Discrete(3), "td3 needs a float Box action space, not .*: use ppo, a2c, impala, appo, trpo, .* or awr"),
-    *((name, space, "use ppo, a2c, impala, appo, trpo or awr") for name in ("sac", "td3", "iql") for space in TREES),
+    ("td3", Discrete(3), "td3 needs a float Box action space, not .*: use ppo, a2c, .*, vmpo, .* or awr"),
+    *((name, space, "use ppo, a2c, impala, appo, trpo, vmpo or awr")
+      for name in ("sac", "td3", "iql") for space in TREES),
     *((name, INTEGERS, "no algorithm handles a Box of integers") for name in ("sac", "td3", "iql")),
     *((name, Box((2,), low=low, high=high), r"env\.normalize_actions=true")
       for name in ("sac", "td3", "iql") for low, high in ((-2.0, 2.0), ((-1.0, -2.0), 1.0))),

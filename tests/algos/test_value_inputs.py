@@ -163,7 +163,8 @@ def test_what_has_no_critic_refuses_it_by_name(name):
         return
     with pytest.raises(InputError) as e:
         fakes.make(name, spec(name), network())
-    instead = "marwil" if fakes.from_data(name) else "ppo, a2c, impala, appo, trpo, sac, td3, iql, mpo, fql or awr"
+    others = "ppo, a2c, impala, appo, trpo, vmpo, reppo, sac, td3, iql, mpo, fql or awr"
+    instead = "marwil" if fakes.from_data(name) else others
     assert e.value.errors == (
         f"network.value_inputs: {name} has no critic beside its policy: use {instead}, or leave this out",
     )

@@ -340,6 +340,10 @@ def _run(
     if cfg.run.compile_cache:
         build.enable_compile_cache()
     meta = checkpoint.read_meta(saved, resumable=True) if saved else None
+    if meta and cfg.devices.platform == "auto":
+        from jrl.run import platform_choice
+
+        cfg = platform_choice.recorded(cfg, meta["config"])
     weights = checkpoint.locate(Path(args.init_from)) if args.init_from else None
     key = Sizes(cfg).counts_by
     total, done = int(cfg.stop[key]), meta["env_steps"] if meta else 0

@@ -641,6 +641,14 @@ TABLE = (
         lambda c: c.checkpoint.exact and c.evaluation.parallel and evaluates(c),
         "checkpoint.exact: a running parallel evaluation is not part of a checkpoint: turn checkpoint.exact or "
         "evaluation.parallel off"),
+    Row("devices.platform devices.learners devices.actors devices.fake",
+        lambda c: c.devices.platform == "auto" and (c.devices.learners or c.devices.actors or c.devices.fake),
+        "devices.platform: expected cpu or null with devices.learners, actors or fake, which name devices of one "
+        "platform, got auto: leave them out"),
+    Row("devices.platform env_runners.num external",
+        lambda c: c.devices.platform == "auto" and (c.env_runners.num or c.external is not None),
+        "devices.platform: expected cpu or null with env_runners or external, whose speed is measured only in the run, "
+        "got auto: leave it out"),
     Row("devices.learners devices.fake", _device_fault("learners")),
     Row("devices.actors devices.fake", _device_fault("actors")),
 )

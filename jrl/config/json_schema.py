@@ -17,8 +17,10 @@ def json_schema() -> dict[str, Any]:
     schema: Any = _drop_infinite(TypeAdapter(typed_dict(RunConfig, (("algo", Union[*named]),))).json_schema())
     algo = schema["$defs"].get("sections_RunConfig", schema)["properties"]["algo"]
     algo["oneOf"] = algo.pop("anyOf")
+    properties = schema["properties"]
+    properties["devices"] = {"anyOf": [properties["devices"], {"enum": ["auto", "cpu"]}]}  # short for devices.platform
     sweep = {"type": "object", "description": "spaces and options of `python -m jrl.sweep FILE`"}
-    schema["properties"]["sweep"] = sweep
+    properties["sweep"] = sweep
     schema.pop("required", None)  # the option --algo may name the algorithm
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "A run of jrl"}
 

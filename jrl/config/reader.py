@@ -372,6 +372,8 @@ def _prepare(data: Mapping[str, Any], cls: type | None, name: str) -> dict[str, 
         if "name" not in cls.__dataclass_fields__:  # type: ignore[attr-defined]  # a Config is a dataclass
             del algo["name"]
         data["algo"] = algo
+    if isinstance(data.get("devices"), str):
+        data["devices"] = {"platform": data["devices"]}  # devices: auto
     env, stop, agents = data.get("env"), data.get("stop"), data.get("multi_agent")
     if isinstance(env, Mapping) and isinstance(id := env.get("id"), str) and "." in id and ":" not in id:
         data["env"] = {**env, "id": registry.importable_name(id) or id}  # package.module.Class

@@ -115,8 +115,7 @@ KEYS: dict[str, str | tuple[str, str]] = {
     "progress_bar": "lines of progress are printed, always: leave it out",
     "callback": "custom.callbacks",
     "reset_num_timesteps": "--resume RUN continues a run: leave it out",
-    "device": "accelerators learn where there are some, and JAX_PLATFORMS=cpu in front of a command takes the CPU: "
-    "leave it out",
+    "device": "set devices=cpu or devices=auto instead; without them accelerators learn, if there are some",
 }  # fmt: skip
 
 # prefix of a schedule in the zoo's spelling: a line from the number to 0 at the end of the run

@@ -142,6 +142,9 @@ class DevicesConfig:
     learners: tuple[Index, ...] | None = None  # devices that learn, each from its share of the batch; null: all
     # number of devices to split the CPU into, for tests; null: real devices
     fake: Annotated[int, Interval(ge=1, le=1024)] | None = None
+    # cpu: no accelerators; auto: the faster of the accelerators and the CPU, measured before the run; null: the
+    # accelerators, if there are any
+    platform: Literal["auto", "cpu"] | None = None
 
 
 @section

@@ -56,6 +56,7 @@ def devices(
     learners: Sequence[int] | None = None,
     actors: Sequence[int] | None = None,
     fake: int | None = None,
+    platform: str | None = None,
     of_cpu: int = 1,
 ) -> Devices:
     """Returns the devices of this machine that learn, and the devices that act.
@@ -64,11 +65,14 @@ def devices(
       learners: indices of the learning devices; None: all accelerators, else the fake devices, else the CPU.
       actors: indices of the acting devices; None: the learning devices.
       fake: number of devices to split the CPU into. Must be set before jax is first used.
+      platform: "cpu" hides all accelerators. Must be set before jax is first used.
       of_cpu: number of devices to split the CPU into without an accelerator, `fake` or `learners`; fewer if jax was
         used before.
     Raises:
       InputError: there are too few devices.
     """
+    if platform == "cpu":
+        _hide_accelerators()
     if fake is not None:
         _fake(fake)
     elif of_cpu > 1 and learners is None and not (_FORCED in os.environ.get("XLA_FLAGS", "") or runtime.has_started()):
@@ -90,6 +94,16 @@ def devices(
 
     mesh = make_mesh(choose("learners", range(len(found)) if learners is None else learners))
     return Devices(tuple(mesh.devices.flat) if actors is None else choose("actors", actors), mesh)
+
+
+def _hide_accelerators() -> None:
+    if not runtime.has_started():
+        jax.config.update("jax_platforms", "cpu")
+    elif (found := jax.local_devices())[0].platform != "cpu":
+        raise InputError(
+            f"devices.platform: jax was used before with {len(found)} x {found[0].platform}: start a new process for "
+            "devices.platform=cpu"
+        )
 
 
 def _fake(count: int) -> None:

@@ -143,7 +143,11 @@ class Algorithm(LearnerMethods):
         if cfg.run.compile_cache:
             build.enable_compile_cache()
         found = checkpoint.locate(saved) if saved else None
-        restarts = checkpoint.read_meta(found)["iteration"] if found else 0
+        meta: Mapping[str, Any] = checkpoint.read_meta(found) if found else {"iteration": 0}
+        if found and cfg.devices.platform == "auto":
+            from jrl.run import platform_choice
+
+            cfg = platform_choice.recorded(cfg, meta["config"])
         if found and cfg.run.out and files.is_locked_here(Path(cfg.run.out)):  # by the Algorithm of the checkpoint
             print(f"run.out: another Algorithm of this process writes to {cfg.run.out}: this one gets a new directory")
             cfg = dataclasses.replace(cfg, run=dataclasses.replace(cfg.run, out=None))
@@ -153,6 +157,7 @@ class Algorithm(LearnerMethods):
                 self._files.enter_context(files.lock_directory(Path(out)))
                 if not found and (Path(out) / "config.yaml").exists():
                     raise InputError(f"run.out: {out} already has a run: name another, or restore its checkpoint")
+            restarts = meta["iteration"]
             self.session = Session(cfg, restarts=restarts, callback_target=self, endless=True, training_step=own_step)
             self.session.rows_wait = True
             failed.callback(self.session.close)

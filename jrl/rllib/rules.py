@@ -105,7 +105,7 @@ def _runners(job: Job, key: str, value: int) -> None:
 def _devices(job: Job, key: str, value: Any) -> None:
     sizes = job.sizes
     if key == "num_gpus" and value == 0:
-        return job.drop(key, "jrl learns on all accelerators: JAX_PLATFORMS=cpu hides them")
+        return job.drop(key, "jrl learns on all accelerators: devices.platform=cpu hides them")
     if isinstance(value, float) and value != int(value):
         return job.drop(key, f"XLA_PYTHON_CLIENT_MEM_FRACTION={value:g} is for a part of a GPU")
     if not isinstance(value, int | float) or value <= 1 or job.given.get("_fake_gpus"):

@@ -636,7 +636,7 @@ GROUPS: dict[str, list[KeyRow]] = {
              "rollback_lr stall_seconds"),
     ],
     "Resources": [
-        row("num_gpus", "devices.learners", "above 1: that number; 0 is JAX_PLATFORMS=cpu; null: all accelerators"),
+        row("num_gpus", "devices.learners", "above 1: that number; 0 is devices.platform=cpu; null: all accelerators"),
         row("num_learners num_learner_workers", "devices.learners", "above 1: that number", by="learners",
             doc="number of devices that learn: sets learners"),
         row("_fake_gpus", "devices.fake", "as many as num_gpus", to=lambda job, x: job.sizes.devices, unless={
@@ -654,7 +654,7 @@ GROUPS: dict[str, list[KeyRow]] = {
               "num_cpus_for_driver"),
         row("extra_python_environs_for_driver", "runtime.env"),
         *omit("runtime.env also applies to env runners", "extra_python_environs_for_worker"),
-        *args("learners", "devices", "learners actors", fake_devices="devices.fake"),
+        *args("learners", "devices", "learners actors platform", fake_devices="devices.fake"),
         *args("resources", "runtime", "xla_flags preallocate mem_fraction cpu_threads",
              ray_address="env_runners.address", environment="runtime.env"),
     ],

@@ -135,7 +135,8 @@ def resources(cfg: _RunConfig) -> Any:
     given = {f: getattr(cfg.env_runners, f) for f in ("num_cpus", "num_gpus", "custom_resources")}
     runner = RunnerOptions(**given).resources()
     main = {"CPU": 1.0}
-    if not cfg.devices.fake and ray.is_initialized() and ray.cluster_resources().get("GPU"):
+    on_cpu = cfg.devices.fake or cfg.devices.platform == "cpu"
+    if not on_cpu and ray.is_initialized() and ray.cluster_resources().get("GPU"):
         main["GPU"] = float(len({*(cfg.devices.learners or (0,)), *(cfg.devices.actors or ())}))
     count = cfg.env_runners.num + cfg.evaluation.num_env_runners
     bundles = [main] + [runner] * (count if runner else 0)

@@ -110,7 +110,7 @@ def run(
     Raises:
       InputError: more devices than there are, an environment or a space that cannot be handled.
     """
-    devices = parallel.devices(learners=cfg.devices.learners, actors=cfg.devices.actors, fake=cfg.devices.fake)
+    devices = parallel.devices(**dataclasses.asdict(cfg.devices))
     learners = devices.learners.devices.size
     if cfg.external is not None and external is None:
         raise InputError("external: clients play the episodes of this run: start it with python -m jrl.serve")

@@ -337,7 +337,7 @@ def make_source(
 
 def collector(cfg: RunConfig) -> tuple[Source, PyTree]:
     """Returns the source of a run's rollouts without its learner, and an untrained actor for it."""
-    devices = parallel.devices(learners=cfg.devices.learners, actors=cfg.devices.actors, fake=cfg.devices.fake)
+    devices = parallel.devices(**dataclasses.asdict(cfg.devices))
     vectors = make_vectors(cfg, Sizes(cfg).num_pools(devices.learners.devices.size), 0)
     plan = Plan(cfg, vectors[0].spec, devices)
     algo = algorithm(cfg, plan.spec)

@@ -81,7 +81,7 @@ def make(configs: Sequence[RunConfig], also: Sequence[RunConfig] = ()) -> tuple[
     """
     cfg = configs[0]
     wanted, most = cfg.devices, min(len(configs), runtime.cpu_threads())
-    found = parallel.devices(learners=wanted.learners, actors=wanted.actors, fake=wanted.fake, of_cpu=most)
+    found = parallel.devices(**dataclasses.asdict(wanted), of_cpu=most)
     devices = list(found.learners.devices.flat)
     number = jax.local_devices().index(devices[0])
     alone = dataclasses.replace(cfg, devices=dataclasses.replace(cfg.devices, learners=(number,)))

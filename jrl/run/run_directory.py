@@ -59,14 +59,16 @@ def describe(session: "Session", *, verbose: bool = False) -> Iterator[str]:
     """Yields lines that describe a run; with `verbose`, also its programs and the state that a resume keeps."""
     cfg, run, kind = session.config, session.run, jax.devices()[0].device_kind
     yield f"{config.algo_name(cfg)} on {datasets.title(cfg)} ({run.backend}), {run.plan.learners} x {kind}"
+    if session.platform_note:
+        yield session.platform_note
     yield from run.plan.lines()
     spec_of = lambda policy: run.policies.of(policy)[1]
     yield from multi_agent.lines(cfg, lambda name: f": {spec_of(name).observation} -> {spec_of(name).action}")
     if verbose:
         yield run.programs
     yield f"{run.num_params:,} parameters"
-    if run.plan.on_gpu and run.num_params < _SMALL and run.plan.columns < _FEW:
-        yield "so few environments and parameters may be faster on the CPU: compare with JAX_PLATFORMS=cpu"
+    if not session.platform_note and run.plan.on_gpu and run.num_params < _SMALL and run.plan.columns < _FEW:
+        yield "so few environments and parameters may be faster on the CPU: devices=auto measures both"
     if run.replay:
         yield run.replay
     if session.callback_list and run.note:

@@ -80,6 +80,11 @@ class Session(BaseSession):
     ):
         if errors := loggers.check(cfg.run.log):
             raise InputError(*errors)
+        self.platform_note = ""  # what `devices.platform: auto` measured, in words
+        if cfg.devices.platform == "auto":  # before anything starts jax
+            from jrl.run import platform_choice
+
+            cfg, self.platform_note = platform_choice.choose(cfg)
         cfg = resolved(cfg)
         self.config, self.timers = cfg, Timers()
         _set_log_level(cfg.run.log_level)

@@ -72,6 +72,11 @@ class Sweep:
     """
 
     def __init__(self, cfg: RunConfig, record: Record):
+        if cfg.devices.platform == "auto":
+            raise InputError(
+                "devices.platform: expected cpu or null, since auto measures one run, got auto: train one run, and set "
+                "devices=cpu if that is faster"
+            )
         self._cfg, self.record = cfg, record
         self.plan: SweepPlan | None = read_stored_plan(record.sweep) if record.sweep else None
         self._scheduler = self.plan.scheduler if self.plan else None

@@ -20,7 +20,7 @@ from jrl.fields.hyper import NetworkConfig
 from jrl.rollout import unroll
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "examples" / "README.md"])
+PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "examples" / "README.md"])
 _LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
 
 
@@ -86,7 +86,7 @@ _NOT_KEYS = {
         "replay.ring",
         "replay.prioritized",
     ),
-    *("checkpoint.json", "checkpoint.py"),
+    *("checkpoint.json", "checkpoint.py", "rollout.extras"),
 }
 
 

@@ -171,6 +171,15 @@ def test_the_snippets_of_algorithms_as_functions(compiled):
     assert not compiled or jax.numpy.isfinite(names["curves"][..., -1]).all()
 
 
+def test_the_loop_of_from_torchrl():
+    """docs/from-torchrl.md: an iteration as written, for its shapes."""
+    names: dict = {}
+    exec(_snippets("from-torchrl.md")[0].partition("\nstate, envs =")[0].replace("@jax.jit\n", ""), names)
+    start = lambda key: (names["algo"].init(key), names["collect"].init(key), key)
+    state, envs, metrics = jax.eval_shape(lambda key: names["iteration"](*start(key)), jax.random.key(0))
+    assert (state, envs) == jax.eval_shape(start, jax.random.key(0))[:2] and metrics["policy/entropy"].shape == ()
+
+
 def test_the_snippets_of_your_own_algorithm(capsys):
     names: dict = {}
     for block in _snippets("own-algorithm.md"):

@@ -1,4 +1,4 @@
-"""What mkdocs.yml adds to docs/: the API reference, and a page for each file of the repository that a page links to.
+"""What mkdocs.yml adds to docs/: API reference, error messages, and each file of the repository that a page links to.
 
 A link such as `../examples/functions.py` works on a code forge. The site has the file as a page,
 repository/examples/functions.py.
@@ -13,6 +13,7 @@ from mkdocs.structure.files import File
 
 sys.path.insert(0, str(Path(__file__).parent))
 import api_pages
+import error_pages
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = "repository"
@@ -28,13 +29,13 @@ def on_config(config):
             each = [f"algorithms/{page.name}" for page in pages if page.stem != "index"]
             entry["Algorithms"].insert(1, {"Each algorithm": each})
         if "Reference" in entry:
-            entry["Reference"].append({"API": api_pages.nav()})
+            entry["Reference"] += [error_pages.PATH, {"API": api_pages.nav()}]
     return config
 
 
 def on_files(files, config):
     """Adds the generated pages."""
-    for path, text in api_pages.pages().items():
+    for path, text in {**api_pages.pages(), error_pages.PATH: error_pages.page()}.items():
         files.append(File.generated(config, path, content=text))
     texts = {f.src_uri: f.content_string for f in files.documentation_pages()}
     todo = {target for uri, text in texts.items() for target in outside(f"docs/{uri}", text)}

@@ -99,6 +99,17 @@ def test_a_page_of_an_algorithm_has_its_parts(name):
     assert "python -m jrl.train" in text and all(f"`{key}`" in text for key in ("lr", "gamma", "optimizer.name"))
 
 
+def test_error_messages_have_pages(script):
+    """Each message of the tables is on the page, once, with a link to a page of docs/."""
+    error_pages = script("error_pages")
+    found = re.findall(r"^\* `(.+)` \(\[more\]\((.+)\)\)$", error_pages.page(), re.M)
+    assert len(found) > 300 and {page for _, page in found} <= set(error_pages.PAGES.values()) | {
+        *("config.md", "quickstart.md", "rllib-users.md")
+    }
+    assert all((ROOT / "docs" / page).exists() for _, page in found)
+    assert ("unknown key algo.gama: did you mean algo.gamma?", "algorithms/index.md") in found
+
+
 def test_the_navigation_has_each_page():
     """`mkdocs build --strict` says so, too; this test needs no mkdocs."""
     text = (ROOT / "mkdocs.yml").read_text()

@@ -1,10 +1,11 @@
 # make train | test | test-all | lint | test-slow | bench | matrix: each makes .venv on first use.
+# make site: the documentation as pages in build/site, by an environment of its own in build/site-venv.
 # make test-extras: a new environment without constraints, as a user's.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test test-all test-extras lint test-slow bench matrix
+.PHONY: train test test-all test-extras lint test-slow bench matrix site
 
 $(BIN)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -36,3 +37,14 @@ bench: $(BIN)/.installed
 
 matrix: $(BIN)/.installed
 	$(BIN)/python scripts/matrix.py --write docs/matrix.md
+
+# without jrl and jax: mkdocstrings reads sources
+build/site-venv/.installed: pyproject.toml
+	$(PYTHON) -m venv build/site-venv
+	build/site-venv/bin/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'], sep='\n')" > build/site-venv/requirements.txt
+	build/site-venv/bin/python -m pip install --quiet --disable-pip-version-check -r build/site-venv/requirements.txt
+	touch $@
+
+site: build/site-venv/.installed
+	NO_MKDOCS_2_WARNING=1 build/site-venv/bin/mkdocs build --strict
+	build/site-venv/bin/python scripts/api_pages.py --check build/site

@@ -34,7 +34,9 @@ from jrl.types import (
 )
 
 ACTION_MASK = "action_mask"
-AGENTS, PRESENT, STATE = "agents", "present", "state"
+AGENTS = "agents"
+PRESENT = "present"
+STATE = "state"
 
 
 def leaves(space: Space) -> list[tuple[str, Leaf]]:

@@ -29,7 +29,7 @@ ENVIRONMENTS = {
     "jaxmarl": "jaxmarl:MPE_simple_spread_v3",
     "pettingzoo": "pettingzoo:mpe2.simple_spread_v3",
 }
-MODULES = {"pillow": "PIL", "pygame-ce": "pygame", "ray": "ray.tune"}
+MODULES = {"mkdocs-material": "material", "pillow": "PIL", "pygame-ce": "pygame", "ray": "ray.tune"}
 STEP = """
 import sys
 import jax, numpy as np

@@ -20,7 +20,7 @@ from jrl.fields.hyper import NetworkConfig
 from jrl.rollout import unroll
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "examples" / "README.md"])
+PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "examples" / "README.md"])
 _LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
 
 
@@ -86,7 +86,7 @@ _NOT_KEYS = {
         "replay.ring",
         "replay.prioritized",
     ),
-    *("checkpoint.json", "checkpoint.py"),
+    *("checkpoint.json", "checkpoint.py", "rollout.extras"),
 }
 
 
@@ -169,6 +169,15 @@ def test_the_snippets_of_algorithms_as_functions(compiled):
         shapes.append(names["curves" if compiled and "curves" in names else "curve"].shape)
     assert shapes == [(20,), (20,), (20,), (4, 8, 20)]
     assert not compiled or jax.numpy.isfinite(names["curves"][..., -1]).all()
+
+
+def test_the_loop_of_from_torchrl():
+    """docs/from-torchrl.md: an iteration as written, for its shapes."""
+    names: dict = {}
+    exec(_snippets("from-torchrl.md")[0].partition("\nstate, envs =")[0].replace("@jax.jit\n", ""), names)
+    start = lambda key: (names["algo"].init(key), names["collect"].init(key), key)
+    state, envs, metrics = jax.eval_shape(lambda key: names["iteration"](*start(key)), jax.random.key(0))
+    assert (state, envs) == jax.eval_shape(start, jax.random.key(0))[:2] and metrics["policy/entropy"].shape == ()
 
 
 def test_the_snippets_of_your_own_algorithm(capsys):

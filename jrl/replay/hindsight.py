@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jrl.ops import random
 from jrl.types import Array, Key, PyTree
 
-ACHIEVED, DESIRED = "achieved_goal", "desired_goal"  # keys of observations, of one shape and dtype
+ACHIEVED = "achieved_goal"  # keys of observations, of one shape and dtype
+DESIRED = "desired_goal"
 
 
 class Hindsight(NamedTuple):

@@ -14,7 +14,10 @@ from jrl.replay.hindsight import Hindsight
 from jrl.types import PyTree
 
 # State.flags: three bits, then the age: steps since the episode's first observation, at most `Layout.most_age`
-MASK, TERMINATED, TRUNCATED, AGE = 1, 2, 4, 3
+MASK = 1
+TERMINATED = 2
+TRUNCATED = 4
+AGE = 3
 # key of a ring's extras if transitions extend to the end of their episode: {"reward": f32, discounted return to the
 # end, "discount": f32, discount of the value after the episode, "steps": i32, number of steps to the end}
 TO_END = "to_end"

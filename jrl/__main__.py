@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {own} {shown(name)}: unknown command: {hint}", file=sys.stderr)
         return 2
     command.set_prefix(f"{own} ")
-    module = f"jrl.{name.replace('-', '_')}"
+    module = f"jrl.{command.module_name(name)}"
     spec = importlib.util.find_spec(module)
     is_package = spec is not None and spec.submodule_search_locations is not None
     return importlib.import_module(f"{module}.__main__" if is_package else module).main(rest)

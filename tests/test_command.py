@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 def test_every_command_is_a_module_that_runs_by_itself(capsys, monkeypatch):
     monkeypatch.setattr(command, "_prefix", command.MODULE)
     for name in command.COMMANDS:
-        module = name.replace("-", "_")
+        module = command.module_name(name)
         is_room = (ROOT / "jrl" / module).is_dir()
         assert callable(importlib.import_module(f"jrl.{module}.__main__" if is_room else f"jrl.{module}").main)
         assert command.format_command(name) == f"python -m jrl.{module}"

@@ -57,6 +57,7 @@ ARROWS = {
     "serve.__main__": {"config", "errors", "fields", "host", "serve", "train"},
     "sweep.__main__": {"config", "config.__main__", "errors", "fields", "host", "sweep"},
     "export": {"config", "errors", "fields", "host", "play", "rollout", "spaces", "spaces_json", "types"},
+    "importer": {"config", "data", "errors", "fields", "host", "learn", "ops", "run", "run.store", "types"},
     # the commands that a user types; what is slow to import inside functions
     "": {"envs", "play"},
     "__main__": {"errors", "host"},  # and the module of the command that was typed

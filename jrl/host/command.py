@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from jrl.errors import InputError, details, message, short
 
-# name as typed after `jrl` -> description; the module has the same name, with _ for -
+# name as typed after `jrl` -> description; the module is `module_name`
 COMMANDS = {
     "train": "train a policy as a config says, or continue a run",
     "sweep": "train with many hyper-parameters and seeds side by side",
@@ -22,12 +22,14 @@ COMMANDS = {
     "plot": "draw learning curves of runs",
     "report": "compare runs: tables with intervals, learning curves, cautions",
     "export": "write a trained policy as files that run without jrl",
+    "import": "make a run of a policy of Stable-Baselines3",
     "serve": "train on episodes that clients play over HTTP, or serve trained policies",
     "config": "list, show or check configs, or migrate RLlib's",
     "data": "look at data sets, and write them in other formats",
     "check-env": "check an environment against its own spaces",
     "debug": "explain an update that was not finite",
 }
+_MODULES = {"import": "importer"}  # `import` is a keyword of Python
 MODULE = "python -m jrl."  # prefix of a command typed by its module
 _prefix = MODULE
 _python_format = warnings.formatwarning
@@ -39,9 +41,14 @@ def set_prefix(prefix: str) -> None:
     _prefix = prefix
 
 
+def module_name(name: str) -> str:
+    """Returns the module of command `name`, of COMMANDS, below jrl: `check_env` for `check-env`."""
+    return _MODULES.get(name, name.replace("-", "_"))
+
+
 def format_command(name: str) -> str:
     """Returns command `name`, of COMMANDS, as this user types it: `jrl check-env`, or `python -m jrl.check_env`."""
-    return _prefix + (name.replace("-", "_") if _prefix == MODULE else name)
+    return _prefix + (module_name(name) if _prefix == MODULE else name)
 
 
 _REPEATED = ("--set", "--stop")  # options with one value, which may be repeated

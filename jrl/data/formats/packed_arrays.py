@@ -86,7 +86,7 @@ def read_pickle(content: bytes) -> PyTree:
     """
     try:
         _check_opcodes(content)
-        found = _build_tree(_Unpickler(io.BytesIO(content)).load())
+        found = _build_tree(NumbersUnpickler(io.BytesIO(content)).load())
     except RefusedData:
         raise
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, EOFError,
@@ -119,7 +119,9 @@ def _check_opcodes(content: bytes) -> None:
         before = name
 
 
-class _Unpickler(pickle.Unpickler):
+class NumbersUnpickler(pickle.Unpickler):
+    """Reads numbers and arrays of numpy, as `Numbers`; refuses all other names."""
+
     def find_class(self, module: str, name: str) -> Any:
         if f"{module}.{name}" not in _NAMES or "." in name:
             raise RefusedData(f"the pickle wants {module[:80]}.{name[:80]}: {_NUMBERS_ONLY}")
@@ -137,15 +139,15 @@ class _Name:
     def __call__(self, *given: Any) -> Any:
         match self.name, given:
             case "_reconstruct", (_Name(name="ndarray"), _, _):
-                return _Numbers()
+                return Numbers()
             case "_frombuffer", (data, dtype, shape, order):
-                return _Numbers(_build_array(data, dtype, shape, order))
+                return Numbers(_build_array(data, dtype, shape, order))
             case "scalar", (dtype, data):
-                return _Numbers(_build_array(data, dtype, (), "C"))
+                return Numbers(_build_array(data, dtype, (), "C"))
             case "dtype", (str() as name, *_):
                 if len(name) > 3 or name[:1] not in ("b", "i", "u", "f"):
                     raise RefusedData(f"the pickle holds an array of dtype {name[:40]!r}: {_NUMBERS_ONLY}")
-                return _Numbers(np.dtype(name))
+                return Numbers(np.dtype(name))
             case "encode", (str() as text, "latin1"):  # bytes in protocol 2
                 return text.encode("latin1")
             case "bytes", ():
@@ -156,7 +158,7 @@ class _Name:
         raise RefusedData(f"the pickle changes an object that is not an array: {_NUMBERS_ONLY}")
 
 
-class _Numbers:
+class Numbers:
     """Array or dtype. A state may follow: shape, dtype and bytes of an array, or the byte order of a dtype."""
 
     __slots__ = ("value",)
@@ -177,7 +179,7 @@ class _Numbers:
 
 def _build_array(data: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
     """Returns the array of the bytes, as a view. The bytes must fit the shape."""
-    kind = dtype.value if isinstance(dtype, _Numbers) else None
+    kind = dtype.value if isinstance(dtype, Numbers) else None
     if not isinstance(kind, np.dtype) or not isinstance(data, bytes | bytearray) or order not in ("C", "F"):
         raise RefusedData(f"the pickle holds an array without bytes or dtype: {_NUMBERS_ONLY}")
     if not isinstance(shape, tuple) or len(shape) > 32 or not all(type(n) is int and n >= 0 for n in shape):
@@ -189,7 +191,7 @@ def _build_array(data: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
 
 def _build_tree(found: Any) -> PyTree:
     match found:
-        case _Numbers(value=np.ndarray() as array):
+        case Numbers(value=np.ndarray() as array):
             return array
         case dict() if found and all(isinstance(name, str) for name in found):
             return {name: _build_tree(part) for name, part in found.items()}

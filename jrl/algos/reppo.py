@@ -244,10 +244,8 @@ def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) 
     draw_key, shuffle_key = jax.random.split(key)
     rows, value_metrics = targets(cfg, agent, agents.with_first_stats(agent, state, rollout), rollout, draw_key)
     grid = agents.grid(agent, *rollout.reward.shape)  # with a core the rows are sequences
-    axis, chunk = (
-        rows.weight.ndim,
-        agents.chunk(cfg, agent, len(rows.weight) // cfg.num_minibatches, length=rows.weight[0].size),
-    )
+    chunk = agents.chunk(cfg, agent, len(rows.weight) // cfg.num_minibatches, length=rows.weight[0].size)
+    axis = rows.weight.ndim  # index of the epoch axis in `noise`
 
     def one(carry, batch: Rows):
         state, count = carry

@@ -149,7 +149,7 @@ CASES: dict[str, Case] = {
     ),
     "fql": Case(
         {**_RATE, "num_critics": 3, "target_q": "min", "normalize_q": True, "flow_steps": 3, "max_grad_norm": 0.5},
-        {"lr": 3e-3, "gamma": 0.9, "tau": 0.05, "alpha": 0.1, "flow_steps": 5},
+        {"lr": 3e-3, "gamma": 0.9, "tau": 0.05, "alpha": 1.0, "flow_steps": 5},
         {"flow_steps": 3},
         like="sac",
     ),

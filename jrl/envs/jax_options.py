@@ -60,8 +60,8 @@ def _join_steps(env: JaxEnv, times: int, spec: EnvSpec, actions_of: Callable[[Ar
 
         obs = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), elements(spec.observation, spec.num_envs))
         nothing = StepResult(obs, jnp.zeros((spec.num_envs,), jnp.float32), no(), no())
-        steps = jax.random.split(key, times), actions_of(action)
-        (inner, result, _), _ = jax.lax.scan(once, (state["env"], nothing, no()), steps)
+        start = state["env"], nothing, no()
+        (inner, result, _), _ = jax.lax.scan(once, start, (jax.random.split(key, times), actions_of(action)))
         return {"env": inner, "ended": result.terminated | result.truncated}, result
 
     return wrap_state(env, spec, reset, step)._replace(fps=env.fps / times)

@@ -146,6 +146,14 @@ WORKS: dict[str, list[str]] = {  # name -> config and overrides; stop criteria b
     "tqc": _critics("tqc", 1, 6000),
     "crossq": _critics("crossq", 1, 6000),
     "droq": _critics("droq", 20, 1200),
+    "simba": [
+        *_critics("simba", 1, 6000),
+        "env.backend=auto",
+        "network.hidden=[128]",
+        "network.critic_hidden=[256, 256]",
+    ],
+    # an evolution strategy of 8 linear policies
+    "ars": ["configs/ars.yaml", "evaluation.every=1000000000", "stop.env_steps=2000000"],
     # 16 seeds as one program
     "G4s": _in_jax(4, 500_000),
     "D10s": [*_D10, "stop.env_steps=200000"],
@@ -178,6 +186,8 @@ LABELS = {  # of a work in a picture
     "tqc": "TQC, Pendulum, EnvPool, an update per step",
     "crossq": "CrossQ, Pendulum, EnvPool, an update per step",
     "droq": "DroQ, Pendulum, EnvPool, 20 updates per step",
+    "simba": "SimBa, Pendulum, EnvPool, an update per step",
+    "ars": "ARS, CartPole, EnvPool, 8 environments",
     "G4s": "PPO, CartPole in JAX, 4 environments, 16 seeds",
     "D10s": "DQN, CartPole in JAX, 10 environments, 16 seeds",
     "P64": "PQN, CartPole, EnvPool, 64 environments",
@@ -187,7 +197,14 @@ LABELS = {  # of a work in a picture
     "M20s": "PPO, 20 CartPoles with 1 policy, 8 environments",
     **{f"offline-{name}": f"{name} from a data set" for name in OFFLINE},
 }
-PEERS = {"sb3": "Stable-Baselines3", "sbx": "SBX", "rejax": "Rejax", "rllib": "RLlib", "d3rlpy": "d3rlpy"}
+PEERS = {
+    "sb3": "Stable-Baselines3",
+    "sb3_contrib": "SB3-contrib",
+    "sbx": "SBX",
+    "rejax": "Rejax",
+    "rllib": "RLlib",
+    "d3rlpy": "d3rlpy",
+}
 BESIDE = {"M20": "M20s", "G4s": "G64", "to475s": "to475"}  # works that are compared with another of ours
 
 

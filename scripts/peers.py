@@ -2,7 +2,8 @@
 
     python scripts/peers.py rejax ppo 2048 --seconds 10        # pip install rejax==0.1.3 gymnax==0.0.9 six tfp-nightly
     python scripts/peers.py rejax sac 1
-    python scripts/peers.py sbx tqc 1                          # pip install sbx-rl; also crossq, droq, sac
+    python scripts/peers.py sbx tqc 1                          # pip install sbx-rl; also crossq, droq, simba, sac
+    python scripts/peers.py sb3_contrib ars 1                  # pip install sb3-contrib
     python scripts/peers.py brax CartpoleBalance 2048          # pip install playground brax
     python scripts/peers.py craftax FOLDER 1024                # git clone MichaelTMatthews/Craftax_Baselines FOLDER
     python scripts/peers.py xminigrid FOLDER 64                # git clone dunnolab/xland-minigrid FOLDER
@@ -85,21 +86,42 @@ def rejax(algo: str, envs: int, seconds: float, scale: float) -> tuple[float, di
 
 
 def sbx(algo: str, envs: int, seconds: float, scale: float) -> tuple[float, dict[str, Any]]:
-    """Measures learning by SBX's TQC, CrossQ or DroQ on Pendulum-v1, batch 256, 256 x 256."""
+    """Measures learning by SBX's TQC, CrossQ, DroQ or SAC with SimBa on Pendulum-v1, batch 256.
+
+    Networks are 256 x 256; those of SimBa have one block of 128 for the policy, and two blocks of 256 for the critics.
+    """
     import sbx
 
-    updates, network = (20 if algo == "droq" else 1), {"net_arch": [256, 256]}
+    updates, policy = (20 if algo == "droq" else 1), "SimbaPolicy" if algo == "simba" else "MlpPolicy"
+    network: dict[str, Any] = {"net_arch": {"pi": [128], "qf": [256, 256]} if algo == "simba" else [256, 256]}
     if algo == "droq":
         network |= {"dropout_rate": 0.01, "layer_norm": True}
-    made = {"tqc": sbx.TQC, "crossq": sbx.CrossQ, "droq": sbx.SAC, "sac": sbx.SAC}[algo]
+    made = {"tqc": sbx.TQC, "crossq": sbx.CrossQ}.get(algo, sbx.SAC)
     settings: dict[str, Any] = {"learning_starts": 500, "batch_size": 256, "buffer_size": 20_000, "learning_rate": 1e-3}
     if algo in ("crossq", "droq"):
         settings["policy_delay"] = 3 if algo == "crossq" else 20
-    model = made("MlpPolicy", "Pendulum-v1", gradient_steps=updates, policy_kwargs=network, **settings)
+    model = made(policy, "Pendulum-v1", gradient_steps=updates, policy_kwargs=network, **settings)
     model.learn(600)
     steps = max(1, round(2_000 * scale / updates))
     rate = repeat(lambda: model.learn(steps, reset_num_timesteps=False), steps, seconds)
     return rate, {"env": "Pendulum-v1", "updates_per_step": updates}
+
+
+def sb3_contrib(algo: str, envs: int, seconds: float, scale: float) -> tuple[float, dict[str, Any]]:
+    """Measures SB3-contrib's ARS of 8 linear policies on CartPole-v1, with the settings of configs/ars.yaml."""
+    import sb3_contrib as contrib
+
+    if algo != "ars":
+        raise SystemExit(f"sb3_contrib: expected ars, got {algo}: use ars")
+    model = contrib.ARS("LinearPolicy", "CartPole-v1", n_delta=4, learning_rate=0.1, delta_std=0.1)
+    generation, rates = 8 * 500, []  # a call ends with the generation that reaches its steps
+    model.learn(20_000)  # until episodes have 500 steps
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(rates) < 3:
+        start, before = time.perf_counter(), model.num_timesteps
+        model.learn(round(5 * generation * scale), reset_num_timesteps=False)
+        rates.append((model.num_timesteps - before) / (time.perf_counter() - start))
+    return statistics.median(rates), {"env": "CartPole-v1", "population": 8}
 
 
 def brax(name: str, envs: int, seconds: float, scale: float) -> tuple[float, dict[str, Any]]:
@@ -229,6 +251,7 @@ def envpool(name: str, envs: int, seconds: float, scale: float) -> tuple[float, 
 PEERS: dict[str, Callable[[str, int, float, float], tuple[float, dict[str, Any]]]] = {
     "rejax": rejax,
     "sbx": sbx,
+    "sb3_contrib": sb3_contrib,
     "brax": brax,
     "craftax": craftax,
     "xminigrid": xminigrid,
@@ -247,6 +270,7 @@ PACKAGES = (
     "gymnax",
     "rejax",
     "sbx-rl",
+    "sb3_contrib",
     "craftax",
     "distrax",
     "brax",
@@ -280,8 +304,8 @@ def main() -> None:
     p.add_argument("peer", choices=PEERS)
     p.add_argument(
         "work",
-        help="rejax: ppo, dqn or sac; sbx: tqc, crossq, droq or sac; rltools: ppo or sac; brax, envpool: an "
-        "environment; craftax, xminigrid: a folder",
+        help="rejax: ppo, dqn or sac; sbx: tqc, crossq, droq, simba or sac; sb3_contrib: ars; rltools: ppo or sac; "
+        "brax, envpool: an environment; craftax, xminigrid: a folder",
     )
     p.add_argument("envs", type=int)
     p.add_argument("--seconds", type=float, default=10.0)

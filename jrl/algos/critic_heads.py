@@ -23,6 +23,9 @@ from jrl.fields.bounds import Amount
 from jrl.ops import distributional
 from jrl.types import Array, hyperparams
 
+# most atoms that are removed one by one. On CPU sorting 256 x 50 atoms took 2 ms, and removing 4 of 50 takes 0.3 ms
+_MOST_REMOVED = 16
+
 
 @hyperparams
 class Critic:
@@ -67,7 +70,7 @@ class CriticHead(NamedTuple):
     loss: Callable[[Array, Array], Array]  # (outputs [N, K], target [N, M] or, without `pool`, [N]) -> [N], >= 0
     target_mean: Callable[[Array], Array]  # target -> its expected return [N]
     priority_is_loss: bool  # priorities of replay are the losses; otherwise absolute TD errors of values
-    # outputs [C, ..., K] of all critics -> those of a target [..., M]; None: the target is one value, as of mse
+    # outputs [C, ..., A, K] of all critics for A actions -> those of a target [..., A, M]; None: the target is a value
     pool: Callable[[Array], Array] | None = None
     # (outputs [N, A, M] of s', policy [N, A], bonus [N, A], reward [N], discount [N]) -> target [N, M]: see `q_heads`
     backup: Callable[..., Array] | None = None
@@ -88,8 +91,14 @@ def _quantiles(num_atoms: int, dropped: int) -> CriticHead:
     head = q_heads.quantiles(num_atoms)
 
     def pool(outputs: Array) -> Array:
-        pooled = jnp.moveaxis(outputs, 0, -2).reshape(*outputs.shape[1:-1], -1)
-        return jnp.sort(pooled)[..., : outputs.shape[0] * (num_atoms - dropped)] if dropped else pooled
+        pooled, count = jnp.moveaxis(outputs, 0, -2).reshape(*outputs.shape[1:-1], -1), outputs.shape[0] * dropped
+        if count > _MOST_REMOVED or (count and outputs.shape[-2] > 1):  # atoms of several actions are mixed by rank
+            return jnp.sort(pooled)[..., : pooled.shape[-1] - count]
+        for _ in range(count):  # the last atom takes the place of the largest
+            place = jax.lax.broadcasted_iota(jnp.int32, pooled.shape, pooled.ndim - 1)
+            is_largest = place == jnp.argmax(pooled, -1, keepdims=True)
+            pooled = jnp.where(is_largest, pooled[..., -1:], pooled)[..., :-1]
+        return pooled
 
     loss = lambda outputs, target: head.loss(outputs, target) / num_atoms  # a mean, as in the paper
     return CriticHead(num_atoms, head.mean, loss, head.target_mean, False, pool, head.backup)

@@ -146,8 +146,10 @@ def _draw_goals(layout: Layout, state: State, slot: Array, column: Array, key: K
     # behind a seam the age counts the older frames, too
     older = jnp.where(is_seam(take(state.flags, (slot - age) % slots, column)), layout.lead, 0) if layout.lead else 0
     behind = jnp.minimum(age - older, (slot - head + layout.at_column(state.length, column)) % slots)
-    steps, is_new = hindsight.draw(layout.hindsight, key, ahead, behind)
-    return Goals(take(state.obs[ACHIEVED], (slot + steps) % slots, column), is_new)
+    # without barriers XLA's CPU backend draws again for each element of a goal, and reads goals again for each use:
+    # what relabelling adds to 128 samples of 15 bits took 23 us instead of 17 us
+    steps, is_new = jax.lax.optimization_barrier(hindsight.draw(layout.hindsight, key, ahead, behind))
+    return Goals(jax.lax.optimization_barrier(take(state.obs[ACHIEVED], (slot + steps) % slots, column)), is_new)
 
 
 def _window(

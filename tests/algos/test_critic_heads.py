@@ -42,12 +42,24 @@ def huber_of_quantiles(quantiles, target):
 def test_quantiles_pool_all_critics_without_the_largest():
     head = critic_heads.make(Critic(kind="quantiles", atoms=3, dropped_atoms=1))
     pooled = head.pool(jnp.array([[[1.0, 9.0, 3.0]], [[10.0, 2.0, 4.0]]]))
+    pooled = jnp.sort(pooled)
     np.testing.assert_array_equal(pooled, [[1.0, 2.0, 3.0, 4.0]])
     one, bonus = jnp.ones((1, 1)), jnp.full((1, 1), 2.0)
     target = head.backup(pooled[:, None], one, bonus, jnp.array([1.0]), jnp.array([0.5]))
     np.testing.assert_array_equal(target, [[2.5, 3.0, 3.5, 4.0]])
     quantiles = jnp.array([[0.0, 3.2, 9.0]])
     np.testing.assert_allclose(head.loss(quantiles, target), [huber_of_quantiles(*quantiles, *target)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("dropped", [2, 9])  # 4 atoms are removed one by one, for 18 they are sorted
+@pytest.mark.parametrize("num_actions", [1, 3])
+def test_quantiles_pool_many_atoms_with_ties(dropped, num_actions):
+    atoms = np.random.default_rng(0).integers(-4, 4, (2, 30, num_actions, 10)).astype(np.float32)
+    pooled = critic_heads.make(Critic(kind="quantiles", atoms=10, dropped_atoms=dropped)).pool(jnp.asarray(atoms))
+    kept = np.sort(np.concatenate(atoms, -1))[..., : 20 - 2 * dropped]
+    np.testing.assert_array_equal(np.sort(pooled), kept)
+    if num_actions > 1:  # targets mix the atoms of one rank
+        np.testing.assert_array_equal(pooled, kept)
 
 
 def test_c51_takes_the_critic_of_the_least_mean():

@@ -189,8 +189,14 @@ def page(name: str) -> str:
     doc = inspect.getdoc(algos.get(name)) or ""
     title, _, body = doc.partition("\n\n")
     command = f"configs/{shipped[0][0]}.yaml" if shipped else f"--algo {name}"
-    lines = [f"<!-- written by scripts/algorithm_pages.py; the text is in scripts/algorithm_notes/{name}.md -->", ""]
-    lines += [introduction.strip(), "", "```", f"python -m jrl.train {command}", "```", "", *facts(name, doc)]
+    heading, _, text = introduction.strip().partition("\n")
+    lines = [
+        heading,
+        "",
+        f"<!-- by scripts/algorithm_pages.py, with the text of scripts/algorithm_notes/{name}.md -->",
+        "",
+    ]
+    lines += [text.strip(), "", "```", f"python -m jrl.train {command}", "```", "", *facts(name, doc)]
     lines += ["Spaces, masks, memory and agents that it works with: [which algorithm can do what](../matrix.md).", ""]
     lines += [f"## {sections.strip()}", ""]
     lines += ["## How it works", "", " ".join(title.split()), "", body.strip("\n"), ""]
@@ -214,7 +220,7 @@ def page(name: str) -> str:
 
 def index() -> str:
     """Returns the Markdown of the list of algorithms."""
-    lines = ["<!-- written by scripts/algorithm_pages.py -->", "", "# Algorithms", ""]
+    lines = ["# Algorithms", "", "<!-- by scripts/algorithm_pages.py -->", ""]
     lines += ["For choosing an algorithm. Each page has keys, papers, measured results, and the differences from other"]
     lines += ["implementations.", "", "```", "python -m jrl.config list    # the shipped configs"]
     lines += ["python -m jrl.train sac", "```", ""]

@@ -3,10 +3,15 @@ if (location.protocol === "file:") {
   window.Worker = class extends EventTarget {
     constructor(url) {
       super();
-      const frame = document.createElement("iframe");
-      frame.hidden = true;
-      document.body.append(frame);
-      const inner = frame.contentWindow;
+      this.frame = document.createElement("iframe");
+      this.frame.hidden = true;
+      this.frame.srcdoc = "<!doctype html>";
+      this.ready = new Promise((resolve) => (this.frame.onload = resolve)).then(() => this.start(url));
+      document.body.append(this.frame);
+    }
+
+    start(url) {
+      const inner = this.frame.contentWindow;
       const load = (address) =>
         new Promise((resolve, reject) => {
           const script = inner.document.createElement("script");
@@ -15,23 +20,18 @@ if (location.protocol === "file:") {
           script.onerror = reject;
           inner.document.head.append(script);
         });
-      inner.postMessage = (data) => {
-        const event = new MessageEvent("message", { data });
-        this.dispatchEvent(event);
-        if (this.onmessage) this.onmessage(event);
-      };
-      inner.importScripts = (...addresses) => addresses.reduce((last, address) => last.then(() => load(address)), Promise.resolve());
-      inner.__index = window.__index;
-      this.inner = inner;
-      this.ready = load(url);
+      inner.postMessage = (data) => this.dispatchEvent(new MessageEvent("message", { data }));
+      inner.importScripts = (...addresses) =>
+        addresses.reduce((last, address) => last.then(() => load(address)), Promise.resolve());
+      return load(url);
     }
 
     postMessage(data) {
-      this.ready.then(() => this.inner.dispatchEvent(new MessageEvent("message", { data })));
+      this.ready.then(() => this.frame.contentWindow.dispatchEvent(new MessageEvent("message", { data })));
     }
 
     terminate() {
-      this.inner.frameElement.remove();
+      this.frame.remove();
     }
   };
 }

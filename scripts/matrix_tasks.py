@@ -157,6 +157,8 @@ UNLISTED: dict[str, dict[str, Any]] = {
     "trpo": {**_ON_POLICY, "algo": {"lr": 5e-3, "target_kl": 0.03}},
     "mpo": {**_REPLAY, "algo": {"lr": 3e-3, "target_update_every": 20, "mean_kl": 0.02, "std_kl": 1e-3}},
     "awr": {**_REPLAY, "algo": {"lr": 3e-3, "beta": 2.0}},
+    "alphazero": {**_ON_POLICY, "algo": {"lr": 1e-3}},
+    "muzero": {**_ON_POLICY, "algo": {"lr": 1e-3}},
 }
 _ALL = {
     "env": {"backend": "jax"},

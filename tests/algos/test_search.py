@@ -35,7 +35,7 @@ SMALL = {
     "algo": {"name": "alphazero", "search": {"simulations": 2}, "num_minibatches": 2},
     "network": {"hidden": [8]},
     "rollout": {"length": 8, "iterations_per_call": 1},
-    "run": {"compile_cache": False, "log": []},
+    "run": {"compile_cache": False, "log": ["jsonl"]},
 }
 
 
@@ -140,7 +140,7 @@ def test_single_agent_search_uses_the_environment():
     algo = alphazero.make(alphazero.Config(search=Search(simulations=32)), env.spec, NETWORK)
     env_state, _ = env.reset(KEY)
     angle, spin = jnp.array([0.2, -0.2]), jnp.array([0.3, -0.3])
-    definition = load_definition("CartPole-v1")
+    definition = load_definition("CartPole-v1", {})
     inner = (jnp.zeros(2), jnp.zeros(2), angle, spin)
     env_state = env_state.replace(inner=inner)
     obs = definition.observe(inner)

@@ -455,6 +455,9 @@ class Algo(NamedTuple):
     # (actor, obs[B, *], carry, explore) -> (distribution [B] of the actions of `act`, carry [B, ...]). For off-policy
     # evaluation: acting does not call it. Raises InputError if the policy has no such distribution
     choice: Callable[..., tuple[Any, PyTree]] | None = None
+    # env -> (actor, obs[B, *], carry, key, explore, env_state) -> ActOut: acts by a search with the step of a JaxEnv.
+    # Programs that step this environment call it in place of `act`. None: acting needs observations alone
+    act_in: Callable[["JaxEnv"], Callable[..., ActOut]] | None = None
 
     @property
     def on_policy(self) -> bool:

@@ -58,6 +58,8 @@ OPTIONS = {
     "ars": {"top_directions": 2, "alive_bonus": 0.2},
     "es": {"alive_bonus": 0.2, "max_grad_norm": 0.5},
     "cma_es": {"normalize_obs": True},
+    "alphazero": {"gae_lambda": 0.9, "normalize_obs": True, "max_grad_norm": 0.5},
+    "muzero": {"unroll_steps": 2, "normalize_obs": True},
 }
 # fields of States, as they were called -> as they are
 RENAMED = {
@@ -139,6 +141,8 @@ def programs(only: list[str]) -> Iterator[tuple[str, str]]:
     for name in [name for name in only if name != REPLAY and name in algos.names()]:  # a commit may lack some
         for options in ("default", "options"):
             for shape in SHAPES:
+                if shape == "memory" and not getattr(algos.get_config_class(name), "has_memory", True):
+                    continue
                 yield from _of(name, OPTIONS[name] if options == "options" else {}, shape, f"{name} {options} {shape}")
 
 

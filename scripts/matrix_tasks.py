@@ -160,6 +160,8 @@ UNLISTED: dict[str, dict[str, Any]] = {
     "mpo": {**_REPLAY, "algo": {"lr": 3e-3, "target_update_every": 20, "mean_kl": 0.02, "std_kl": 1e-3}},
     "fql": {**_REPLAY, "algo": {"lr": 3e-3, "tau": 0.02, "alpha": 0.1, "normalize_q": True}},
     "awr": {**_REPLAY, "algo": {"lr": 3e-3, "beta": 2.0}},
+    "alphazero": {**_ON_POLICY, "algo": {"lr": 1e-3}},
+    "muzero": {**_ON_POLICY, "algo": {"lr": 1e-3}},
 }
 _ALL = {
     "env": {"backend": "jax"},

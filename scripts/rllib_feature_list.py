@@ -234,8 +234,9 @@ FEATURES: dict[str, list[Feature]] = {
         lacks("CRR", "`marwil` with `weight: binary` has its filter, `iql` its critic",
             lambda: unknown_algorithms("CRR")),
         works("ARS, ES", "`ars`, `es`; as an addition `cma_es`", has("api", "ARS", "ES")),
-        lacks("DreamerV3, AlphaZero, MuZero, bandits, MAML, MADDPG", "see [limits](limits.md)",
-          lambda: unknown_algorithms("DreamerV3", "MuZero", "MADDPG")),
+        works("AlphaZero", "`alphazero`; as an addition `muzero`: [search](search.md)", has("api", "ALPHAZERO")),
+        lacks("DreamerV3, bandits, MAML, MADDPG", "see [limits](limits.md)",
+          lambda: unknown_algorithms("DreamerV3", "MAML", "MADDPG")),
     ],
     "Environment options": [
         works("a Gymnasium id, a class, a class path, a registered name",

@@ -10,6 +10,7 @@ from jrl.algos.critic_heads import Critic
 from jrl.algos.curiosity import Icm, Rnd
 from jrl.algos.exploration import EpsilonGreedy, Gaussian
 from jrl.algos.optimizers import AdamW
+from jrl.algos.search import Search
 
 
 class Case(NamedTuple):
@@ -176,4 +177,19 @@ CASES: dict[str, Case] = {
     "es": Case({**_GENERATION, "optimizer": AdamW(weight_decay=0.1)}, {}, _FEW, like="ars"),
     # an image's network has too many parameters for a full matrix
     "cma_es": Case({**_GENERATION, "covariance": "full"}, {}, {**_FEW, "covariance": "diagonal"}, like="ars"),
+    # what searches find, and what is learned from them, is in tests/algos/test_search.py
+    "alphazero": Case(
+        {**_RATE, "normalize_obs": True, "gae_lambda": 0.9, "max_grad_norm": 0.5, "microbatch_size": 8},
+        {},
+        {**_EPOCHS, "search": Search(simulations=2)},
+        like="ppo",
+    ),
+    "muzero": Case(
+        {
+            **_RATE, "normalize_obs": True, "unroll_steps": 3, "gae_lambda": 0.9, "max_grad_norm": 0.5,
+            "search": Search(simulations=3, max_considered_actions=2),
+        },
+        {},
+        {**_EPOCHS, "search": Search(simulations=2), "unroll_steps": 2, "latent": 8, "model_hidden": (8,)},
+    ),
 }  # fmt: skip

@@ -32,6 +32,8 @@ scalars by name. Both are averaged over the chunks of a batch and over devices. 
     dqn, iqn      net: parts.QNetwork, `q(params, obs) -> [N, A]`                        batch: parts.TdBatch [N]
     vdn           net: parts.QNetwork, `q(params, obs) -> [N, agents, A]`                batch: parts.TdBatch [N]
     pqn           net: parts.QNetwork, `q(params, obs) -> [N, A]`                        batch: pqn.Rows [N]
+    alphazero     net: actor_critic.ActorCritic                                          batch: alphazero.Rows [N]
+    muzero        net: muzero.Model                                                      batch: muzero.Rows [N]
     sac, td3,     net: networks.critics.Critics, `apply(params, obs, action) -> [C, N]`, with Discrete actions
     iql, mpo, fql `apply(params, obs) -> [C, N, A]`; it is the critics' loss, `params` are theirs
                                                                                          batch: parts.TdBatch [N]
@@ -60,7 +62,7 @@ _MODULES = {
     name: f"jrl.algos.{name}"
     for name in (
         "ppo", "a2c", "impala", "appo", "trpo", "vmpo", "reppo", "dqn", "iqn", "vdn", "pqn", "sac", "td3", "iql", "mpo",
-        "fql", "awr", "bc", "marwil", "dt", "distill", "ars", "es", "cma_es",
+        "fql", "awr", "bc", "marwil", "dt", "distill", "ars", "es", "cma_es", "alphazero", "muzero",
     )
 }  # fmt: skip
 
@@ -199,6 +201,15 @@ def regularization_faults(cfg: Any, network: NetworkConfig) -> list[str]:
             f"network.critic_{keys[0]} instead"
         )
     return [f"network.{keys[0]}: {fault}" for fault in faults]
+
+
+def memory_faults(cfg: Any, network: NetworkConfig) -> list[str]:
+    """Returns a message if a network has memory that an algorithm cannot use."""
+    if not network.recurrent or traits(cfg).has_memory:
+        return []
+    name = type(cfg).__module__.rpartition(".")[2]
+    fix = "set network.core.name to none, and env.frame_stack for observations of several steps"
+    return [f"network.core.name: expected none for {name}, whose search has no memory, got {network.core.name}: {fix}"]
 
 
 def alike(cfg: Any, others: Iterable[str]) -> list[str]:

@@ -50,6 +50,7 @@ class Common:
     acts_in: ClassVar[Any] = Space
     has_critic: ClassVar[bool] = False  # whether a critic beside the policy reads `network.value_inputs`
     has_learning_pass: ClassVar[bool] = False  # whether its losses support `network.dropout` and batch_renorm
+    has_memory: ClassVar[bool] = True  # whether it supports networks with memory, `network.core`
     has_teacher: ClassVar[bool] = False  # whether a trained policy, `teacher`, reads `network.value_inputs`
     has_members: ClassVar[bool] = False  # whether each environment acts with a member of a population, see `evolution`
     in_teams: ClassVar[bool] = False  # whether it acts only for teams, see jrl.envs.team

@@ -168,7 +168,7 @@ def check_action(cfg: Any, space: Space) -> None:
     if isinstance(space, kinds) and not whole:
         return
     known: dict[str, Any] = {name: algos.get_config_class(name) for name in algos.names()}
-    special = lambda config: config.in_teams or config.has_teacher or config.has_members
+    special = lambda config: config.in_teams or config.has_teacher or config.has_members or not config.has_memory
     fits = lambda config: isinstance(space, config.acts_in) and not special(config)
     others = [name for name, config in known.items() if fits(config)]
     fix = "no algorithm handles a Box of integers" if whole else f"use {algos.either(algos.alike(cfg, others))}"
@@ -178,5 +178,6 @@ def check_action(cfg: Any, space: Space) -> None:
 
 def check_network(cfg: Any, network: NetworkConfig) -> None:
     """Raises InputError if the algorithm of `cfg` does not support options of the network."""
-    if errors := algos.critic_faults(cfg, network) + algos.regularization_faults(cfg, network):
+    errors = algos.critic_faults(cfg, network) + algos.regularization_faults(cfg, network)
+    if errors := errors + algos.memory_faults(cfg, network):
         raise InputError(*errors)

@@ -417,6 +417,14 @@ def _regularization_faults(cfg: Any) -> list[str]:
     return algos.regularization_faults(cfg.algo, cfg.network)
 
 
+def _memory_faults(cfg: Any) -> list[str]:
+    if not cfg.network.recurrent or traits(cfg.algo).has_memory:
+        return []
+    from jrl import algos
+
+    return algos.memory_faults(cfg.algo, cfg.network)
+
+
 def _population_fault(cfg: Any) -> str:
     if not traits(cfg.algo).has_members:
         return ""
@@ -575,6 +583,24 @@ TABLE = (
         },
         "{key}: {name} plays a generation of members in each rollout, and {why}: leave it out",
     ),
+    *_excluded(
+        "algo.name",
+        lambda c: traits(c.algo).searches_env,
+        {
+            "env_runners.num": "env runners step their environments elsewhere",
+            "external": "clients step theirs elsewhere",
+            "multi_agent.self_play": "one policy plays both sides already",
+            "env.clip_rewards": "its values are sums of the environment's own rewards",
+            "custom.reward": "its values are sums of the environment's own rewards",
+        },
+        "{key}: {name} searches with the environment's step, and {why}: leave it out",
+    ),
+    Row("algo.name env.reward_scale", lambda c: (
+            traits(c.algo).searches_env
+            and c.env.reward_scale != 1
+            and f"env.reward_scale: expected 1, since {_name(c)} searches with the environment's own rewards, got "
+            f"{c.env.reward_scale}: leave it out"
+        )),
     Row("algo.name rollout.explore", lambda c: (
             traits(c.algo).has_members
             and not c.rollout.explore
@@ -584,6 +610,7 @@ TABLE = (
     Row("algo.population env.num_envs", _population_fault),
     Row("network.norm network.critic_norm network.dropout network.critic_dropout network.torso network.critic_torso "
         "network.core.name algo.name", _regularization_faults),
+    Row("network.core.name algo.name", _memory_faults),
     Row("network.max_seq_len network.core.name",
         lambda c: c.network.max_seq_len is not None and not c.network.recurrent,
         "network.max_seq_len: expected a network with memory, got network.core none: set network.core.name to lstm, "

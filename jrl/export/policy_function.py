@@ -41,7 +41,7 @@ def load_function(path: Path, *, best: bool | None = None, policy_id: str | None
     Raises:
       InputError: missing or damaged checkpoint.
     """
-    actor = play.load(path, best=best, policy=policy_id)
+    actor = play.load(path, best=best, policy=policy_id, search=False)
     reader, start = actor.reader, actor.algo.carry(1)  # all environments start with the same memory
 
     def memory(num: int) -> PyTree:

@@ -38,6 +38,8 @@ class Traits(NamedTuple):
     has_learning_pass: bool = False  # its losses support `network.dropout` and batch_renorm
     whole_sequences: bool = False  # minibatches split the environments, not the steps
     corrects: bool = False  # weighs each step by the present policy's probability of its action
+    has_memory: bool = True  # supports networks with memory, `network.core`
+    searches_env: bool = False  # acts by a search with the step of environments written in JAX, see `types.Algo.act_in`
     has_members: bool = False  # each environment acts with a member of a population; rollouts begin new episodes
     uncorrected: bool = False  # treats rollouts of older policies (rollout.mode async) as the present policy's
 

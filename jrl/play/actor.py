@@ -274,7 +274,14 @@ class Actor:
 # ---------------------------------------------------------------- from a checkpoint or a running training
 
 
-def load(path: str | os.PathLike[str], *, best: bool | None = None, seed: int = 0, policy: str | None = None) -> Actor:
+def load(
+    path: str | os.PathLike[str],
+    *,
+    best: bool | None = None,
+    seed: int = 0,
+    policy: str | None = None,
+    search: bool = True,
+) -> Actor:
     """Loads a policy from a checkpoint, without making an environment.
 
     Args:
@@ -283,11 +290,12 @@ def load(path: str | os.PathLike[str], *, best: bool | None = None, seed: int = 
         latest; None: the best, or the latest if no checkpoint has that metric.
       seed: seed of `act(..., explore=True)`.
       policy: name of a policy, if the run has several; the actor acts for one agent.
+      search: whether a policy of MuZero searches, as in evaluations; False: it acts by its network alone.
     Raises:
       InputError: the checkpoint is missing, damaged, or of a later version; or the run has several policies, and
         `policy` does not name one of them.
     """
-    found = build_collect.restore_policy(path, best=best, policy=policy)
+    found = build_collect.restore_policy(path, best=best, policy=policy, search=search)
     return Actor(found.algo, found.spec, found.config, found.state, seed=seed, path=found.directory, meta=found.meta)
 
 

@@ -108,7 +108,8 @@ def _build_player(
     number, offset = build_collect.restarted(count, restarts), sum(sizes[:index])
     env = build_environments(cfg, sizes[index], index=number, offset=offset)
     algo = build.algorithm(config.without_loss(cfg), env.spec)
-    return Player(env, algo.act, carry=algo.carry, explore=cfg.rollout.explore, length=length, infos=infos)
+    options: dict[str, Any] = {"carry": algo.carry, "act_in": algo.act_in, "explore": cfg.rollout.explore}
+    return Player(env, algo.act, length=length, infos=infos, **options)
 
 
 def build_environments(cfg: RunConfig, num_envs: int, *, index: int = 0, offset: int = 0) -> Any:

@@ -116,7 +116,7 @@ class Player(_Evaluating):
 
     Args:
       env: B environments.
-      act, carry: functions of the Algo.
+      act, carry, act_in: functions of the Algo.
       explore: argument of `act`.
       length: rows of a block.
       infos: record the infos of host environments, for `on_rows`.
@@ -129,7 +129,7 @@ class Player(_Evaluating):
     def __init__(
         self, env: JaxEnv | Env | AsyncEnv, act: Callable[..., ActOut], *,
         carry: Callable[[int], PyTree] = lambda batch_size: (), explore: bool = False, length: int = LENGTH,
-        infos: bool = False, record: bool = False,
+        infos: bool = False, record: bool = False, act_in: Callable[[JaxEnv], Callable[..., ActOut]] | None = None,
     ):  # fmt: skip
         self.spec, self.num_envs, self.length = env.spec, env.spec.games, length
         self.in_program = isinstance(env, JaxEnv)
@@ -139,6 +139,7 @@ class Player(_Evaluating):
         self._lock = threading.RLock()  # `call` waits for the end of a block
         options: dict[str, Any] = {"length": length, "carry": carry, "explore": explore, "record": record}
         options |= {"cut": False} | ({"record_infos": True} if infos and not self.in_program else {})
+        options |= {} if act_in is None else {"act_in": act_in}
         self._make = functools.partial(sources.make, env, act, **options)
         self._track, self._games = jax.jit(episodes.track), jax.jit(episodes.to_games)
         self._source: Source | None = None

@@ -71,6 +71,7 @@ def make(
     record: bool = False,
     count_agents: bool = False,
     packs: bool = False,
+    act_in: Callable[[JaxEnv], Callable[..., ActOut]] | None = None,
 ) -> Unroll:
     """Builds the two functions that run `act` in `env`.
 
@@ -87,6 +88,7 @@ def make(
       restart: whether each rollout begins new episodes in all environments; their tasks stay.
       cut, record, count_agents: see `finish`.
       packs: whether the loop stacks few arrays, see `jrl.ops.scans.pack`; results differ by rounding.
+      act_in: `Algo.act_in`, which then acts in place of `act`; None: `act` acts.
     Raises:
       InputError: host environments, a traced length, or environments that cannot restart inside a program.
     """
@@ -102,6 +104,7 @@ def make(
             "restart: expected environments that a program can reset, got EnvPool's: step them from the host"
         )
     num_envs = env.spec.num_envs
+    search = None if act_in is None else act_in(env)
     is_small = num_envs <= _FEW_ENVS and env.pure and jax.default_backend() == "cpu"
 
     def initial(vector) -> PyTree:
@@ -131,7 +134,10 @@ def make(
 
         def body(loop, keys):
             env_state, obs, reset, memory = loop
-            out = act(actor, obs, memory, keys[0], explore)
+            if search is None:
+                out = act(actor, obs, memory, keys[0], explore)
+            else:
+                out = search(actor, obs, memory, keys[0], explore, env_state)
             env_state, result = env.step(env_state, out.action, keys[1])
             row = (obs, out.action, result.reward, result.terminated, result.truncated, ~reset, out.extras)
             begins = reset if result.several is None else reset | result.several.absent

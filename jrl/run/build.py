@@ -25,7 +25,7 @@ from jrl.run import build_collect, build_learner
 from jrl.run.build_collect import MakeSource, algorithm, algorithm_of_one
 from jrl.run.build_collect import environment as environment
 from jrl.run.plan import Plan
-from jrl.run.preflight import check_agents
+from jrl.run.preflight import check_agents, check_search
 from jrl.types import Algo, EnvSpec, JaxEnv, Key, Rollout
 
 if TYPE_CHECKING:  # parts that most runs do not have: imported where they are made
@@ -125,6 +125,7 @@ def run(
     try:
         plan = Plan(cfg, vectors[0].spec, devices)
         check_agents(cfg, plan.spec, learners)
+        check_search(cfg, vectors[0], plan.policies)
         learning = _learning(plan, vectors, callback_list)
     except InputError:
         build_collect.close_all(vectors)

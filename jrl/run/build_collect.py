@@ -167,16 +167,23 @@ def restore(
     return Restored(algo, spec, cfg, state, directory, meta)
 
 
-def restore_policy(path: str | os.PathLike[str], *, best: bool | None = None, policy: str | None = None) -> Restored:
+def restore_policy(
+    path: str | os.PathLike[str], *, best: bool | None = None, policy: str | None = None, search: bool = True
+) -> Restored:
     """Returns the algorithm of one policy of a checkpoint with its State.
 
     Args:
       path, best: see `restore`.
       policy: name of a policy, if the run has several.
+      search: whether an algorithm with `algo.search` searches, as in evaluations.
     Raises:
       InputError: as `restore`; or the run has several policies, and `policy` does not name one of them.
     """
     whole = restore(path, best=best, allow_missing=True)
+    if not search and hasattr(whole.config.algo, "search"):
+        own = dataclasses.replace(whole.config.algo.search, in_evaluation=False)
+        cfg = dataclasses.replace(whole.config, algo=dataclasses.replace(whole.config.algo, search=own))
+        whole = whole._replace(config=cfg, algo=algorithm(without_loss(cfg), whole.spec))
     policies = agents.make(whole.config, whole.spec)
     policy, names = policy or policies.the_one, policies.names
     if not names and policy is None:
@@ -292,6 +299,7 @@ def collecting(plan: Plan, algo: Algo, *, record: bool = False) -> dict[str, Any
         **({"record": True} if record or plan.policies.watches_games else {}),
         "count_agents": cfg.rollout.count_steps_by == "agent_steps",
         **({"restart": True} if traits(cfg.algo).has_members else {}),
+        **({"act_in": algo.act_in} if algo.act_in is not None else {}),
     }
 
 

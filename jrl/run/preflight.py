@@ -4,7 +4,18 @@ import dataclasses
 from pathlib import Path
 
 from jrl import envs, spaces
-from jrl.config import EnvConfig, EnvRunnersConfig, RunConfig, Sizes, checks, datasets, multi_agent, policy_mapping
+from jrl.agents import Policies
+from jrl.config import (
+    EnvConfig,
+    EnvRunnersConfig,
+    RunConfig,
+    Sizes,
+    algo_name,
+    checks,
+    datasets,
+    multi_agent,
+    policy_mapping,
+)
 from jrl.config.external import ExternalConfig
 from jrl.envs.context import OnFailure
 from jrl.errors import InputError
@@ -12,7 +23,7 @@ from jrl.fields.data import traits
 from jrl.fields.validation import refused
 from jrl.metrics import loggers
 from jrl.run.store import checkpoint
-from jrl.types import EnvSpec
+from jrl.types import AsyncEnv, Env, EnvSpec, JaxEnv
 
 
 def check(cfg: RunConfig) -> RunConfig:
@@ -142,3 +153,22 @@ def check_agents(cfg: RunConfig, spec: EnvSpec, learners: int) -> None:
         )
     if cfg.multi_agent.self_play and (errors := multi_agent.split_faults(cfg, len(spec.agents), learners)):
         raise InputError(*errors)
+
+
+def check_search(cfg: RunConfig, env: JaxEnv | Env | AsyncEnv, policies: Policies) -> None:
+    """Raises InputError: an algorithm searches with the step of environments that a program cannot step."""
+    if not traits(cfg.algo).searches_env:
+        return
+    name = algo_name(cfg)
+    if not isinstance(env, JaxEnv) or not env.pure:
+        backend = envs.resolve(cfg.env.id, cfg.env.backend)
+        fix = "env.backend=jax" if "jax" in envs.backends_of(cfg.env.id) else "algo.name=muzero, which learns a model"
+        raise InputError(
+            f"algo.name {name}: expected environments written in JAX, which its search steps, got {cfg.env.id} of "
+            f"{backend}: set {fix}"
+        )
+    if policies.several:
+        raise InputError(
+            f"algo.name {name}: expected one policy for all agents, which plays both sides, got "
+            f"{len(policies.names)} policies: leave multi_agent out"
+        )

@@ -62,6 +62,11 @@ def has_members(name):
     return traits(algos.get_config_class(name)).has_members
 
 
+def searches(name):
+    """Returns whether an algorithm learns from searches, and acts by them."""
+    return hasattr(algos.get_config_class(name)(), "search")
+
+
 def acts_in(name, kind):
     """Whether an algorithm acts in spaces of this kind, whatever it observes."""
     return issubclass(kind, algos.get_config_class(name).acts_in) and not in_teams(name)

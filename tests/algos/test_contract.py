@@ -189,6 +189,7 @@ REMEMBERED = [
     (name, (kind, which))
     for name in NAMES
     for kind, (_, observation) in MEMORIES.items()
+    if algos.get_config_class(name).has_memory
     if observation is not MASKED or masks_actions(name)
     for which in range(len(OPTIONS.get(name, ({},))))
 ]
@@ -611,7 +612,7 @@ def test_without_exploration_the_best_action_is_taken(name, setting):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if algos.get_config_class(name).has_memory])
 def test_four_devices_learn_with_memory_what_one_learns(name):
     """Of a dictionary, a part of which is the critic's alone where there is one."""
     env_spec, network = spec(name, PRIVILEGED, num_envs=8), memory(name, "lstm", PRIVILEGED)

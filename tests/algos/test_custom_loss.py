@@ -11,6 +11,7 @@ from cases import CASES
 
 from jrl import algos
 from jrl.algos import custom_loss, parts
+from jrl.distributions import Categorical
 from jrl.errors import InputError
 from jrl.fields.data import Replay, learns_from
 
@@ -67,8 +68,11 @@ def from_the_network(name, net, params, batch):
         return "value/q", mean(batch, q.mean(0))
     if name in ("td3", "fql"):
         return "value/q", mean(batch, net.apply(params, batch.obs, batch.action).mean(0))
+    if name == "muzero":
+        logits, _ = net.predict(params, net.begin(params, batch.obs))
+        return "policy/entropy", mean(batch, Categorical(logits).entropy())
     found = net.apply(params, batch.obs)
-    dist = found[0] if algos.get_config_class(name).has_critic else found
+    dist = found[0] if isinstance(found, tuple) else found
     return "policy/entropy", mean(batch, dist.entropy())
 
 

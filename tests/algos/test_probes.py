@@ -12,7 +12,7 @@ from jrl import algos
 from jrl.types import Box
 
 # the probe environments are no teams, are learned by acting in them, and ask for values
-UNREWARDED = ("in_teams", "from_data", "has_teacher", "has_members")
+UNREWARDED = ("in_teams", "from_data", "has_teacher", "has_members", "searches")
 NAMES = tuple(name for name in algos.names() if not any(getattr(fakes, kind)(name) for kind in UNREWARDED))
 GAMMA = 0.9
 ITERATIONS = {"ppo": 100, "dqn": 100, "impala": 100}  # that are enough of those whose tests are not slow

@@ -45,7 +45,7 @@ class Optimizer(NamedTuple):
 
     first: dict[str, np.ndarray]  # name of a weight -> mean of gradients; {} for RMSprop
     second: dict[str, np.ndarray]  # name of a weight -> mean of squared gradients
-    count: int  # steps so far
+    steps: int
     group: dict[str, Any]  # options, such as lr, betas and eps
 
 
@@ -313,7 +313,7 @@ def _sequence(model: Model, prefix: str) -> list[str]:
 
 def _critics(model: Model) -> list[list[str]]:
     """Returns the layers of each critic."""
-    found = []
+    found = list[list[str]]()
     while layers := _sequence(model, f"critic.qf{len(found)}"):
         found.append(layers)
     if not found:
@@ -515,13 +515,13 @@ def _own_names(model: Model, prefix: str) -> list[str]:
 def _with_moments(opt_state: PyTree, optimizer: Optimizer, arrange: Callable[[Get], PyTree]) -> PyTree:
     """Returns jrl's optimizer state with the moments; a state of one vector gets the arrays in their tree's order."""
     joined = lambda tree: np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])
-    like = lambda old, tree: joined(tree) if hasattr(old, "shape") and jax.tree.structure(tree).num_leaves > 1 else tree
+    like = lambda old, tree: joined(tree) if hasattr(old, "shape") and len(jax.tree.leaves(tree)) > 1 else tree
 
     def renew(node: Any) -> Any:
         moments = lambda name, found: like(getattr(node, name), arrange(found.__getitem__))
         match node:
             case optax.ScaleByAdamState() if optimizer.first:
-                count = jnp.asarray(optimizer.count, jnp.int32)
+                count = jnp.asarray(optimizer.steps, jnp.int32)
                 return node._replace(count=count, mu=moments("mu", optimizer.first), nu=moments("nu", optimizer.second))
             case optax.ScaleByRmsState() if not optimizer.first:
                 return node._replace(nu=moments("nu", optimizer.second))
@@ -571,7 +571,7 @@ def fill(model: Model, state: Any, spec: EnvSpec, statistics: Statistics | None)
     Raises:
       InputError: an array is missing, unknown, or has another shape.
     """
-    used, notes = set[str](), list[str]()
+    used, notes = set[int](), list[str]()
 
     def get(name: str) -> np.ndarray:
         if name not in model.weights:
@@ -670,9 +670,9 @@ def _running(model: Model, moments: Moments, like: PyTree) -> RunningStats:
     if shape != moments.mean.shape:
         raise InputError(f"--vec-normalize: expected statistics of {model.path}'s observations, one array of floats, "
                          f"got those of shape {list(moments.mean.shape)}: give the file of this model")  # fmt: skip
-    count = np.float32(min(moments.count, MAX_COUNT))
+    count = min(moments.num, MAX_COUNT)
     mean = moments.mean.astype(np.float32)
-    zeros = np.zeros(shape, np.float32)
     # the mean's float64 digits beyond float32 are the rounding error that jrl keeps beside it
-    rest = (moments.mean - mean).astype(np.float32)
-    return RunningStats(count, mean, (moments.var * float(count)).astype(np.float32), rest, zeros)
+    fields = count, mean, moments.var * count, moments.mean - mean, np.zeros(mean.shape)
+    arrays: list[Any] = [np.asarray(x, np.float32) for x in fields]
+    return RunningStats(*arrays)

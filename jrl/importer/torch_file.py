@@ -122,10 +122,10 @@ def read_tensors(content: bytes) -> Any:
             storages: dict[str, np.ndarray] = {}
 
             def storage(key: str, dtype: str, size: int) -> np.ndarray:
+                kind = np.dtype(order + dtype)
                 if key not in storages:
-                    found = np.frombuffer(archive.read(f"{top}data/{key}"), np.dtype(dtype).newbyteorder(order))
-                    storages[key] = found
-                if storages[key].size != size or storages[key].dtype != np.dtype(dtype).newbyteorder(order):
+                    storages[key] = np.frombuffer(archive.read(f"{top}data/{key}"), kind)
+                if storages[key].size != size or storages[key].dtype != kind:
                     raise RefusedFile(f"storage {key} has {storages[key].size} numbers, not {size} of {dtype}")
                 return storages[key]
 

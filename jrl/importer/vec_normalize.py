@@ -25,7 +25,7 @@ class Moments(NamedTuple):
 
     mean: np.ndarray  # [*] f64
     var: np.ndarray  # [*] f64
-    count: float
+    num: float  # samples
 
 
 class Statistics(NamedTuple):

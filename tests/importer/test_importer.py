@@ -267,7 +267,7 @@ def test_statistics_are_those_of_the_file():
     found = vec_normalize.read(MODELS / "vec_normalize.pkl")
     assert found.obs is not None and found.returns is not None
     assert found.obs.mean.shape == (3,)
-    assert found.obs.count == pytest.approx(40, abs=10)
+    assert found.obs.num == pytest.approx(40, abs=10)
     assert found.clip_reward == 10
     with pytest.raises(InputError, match="expected epsilon=1e-08"):
         vec_normalize._statistics(

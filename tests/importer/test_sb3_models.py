@@ -9,8 +9,8 @@ import sys
 from functools import partial
 from pathlib import Path
 
-import image_envs
 import jax
+import model_envs
 import numpy as np
 import pytest
 
@@ -22,7 +22,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
 _OFF = {"learning_starts": 30, "buffer_size": 500, "batch_size": 16}
-_HERE = "image_envs:"
+_HERE = "model_envs:"
 # name -> algorithm, policy, environment of jrl, arguments
 MODELS = {
     "ppo": ("PPO", "MlpPolicy", "CartPole-v1", {"n_steps": 64, "batch_size": 32, "n_epochs": 2}),
@@ -31,6 +31,8 @@ MODELS = {
                 {"n_steps": 32, "batch_size": 16, "n_epochs": 1, "policy_kwargs": {"net_arch": [24]}}),
     "a2c": ("A2C", "MlpPolicy", "Pendulum-v1",
             {"policy_kwargs": {"net_arch": {"pi": [24, 16], "vf": [32]}, "activation_fn": torch.nn.ELU}}),
+    "a2c_choices": ("A2C", "MlpPolicy", f"{_HERE}make_choices", {}),
+    "a2c_bits": ("A2C", "MlpPolicy", f"{_HERE}make_bits", {}),
     "dqn": ("DQN", "MlpPolicy", "CartPole-v1", {**_OFF, "target_update_interval": 50}),
     "dqn_cnn": ("DQN", "CnnPolicy", f"{_HERE}make_first", {**_OFF, "policy_kwargs": {"net_arch": [20]}}),
     "sac": ("SAC", "MlpPolicy", "Pendulum-v1", {**_OFF, "policy_kwargs": {"net_arch": {"pi": [32], "qf": [24, 24]}}}),
@@ -48,7 +50,7 @@ def _train(name, directory):
 
     torch.set_num_threads(1)
     algo, policy, env_id, options = MODELS[name]
-    make = getattr(image_envs, env_id.removeprefix(_HERE), None)
+    make = getattr(model_envs, env_id.removeprefix(_HERE), None)
     env = make_vec_env(make or env_id, n_envs=2 if algo in ("PPO", "A2C") else 1, seed=1)
     more = []
     if name == "ppo_normalized":
@@ -113,7 +115,7 @@ def test_values_and_distributions(pair):
             np.testing.assert_allclose(outputs["value"], model.policy.predict_values(obs)[:, 0], rtol=1e-5, atol=1e-5)
             dist = model.policy.get_distribution(obs)
             action = outputs["distribution"].mode()
-            log_prob = dist.log_prob(torch.as_tensor(np.asarray(action)))
+            log_prob = dist.log_prob(torch.as_tensor(np.array(action, np.float32)))
             np.testing.assert_allclose(outputs["distribution"].log_prob(action), log_prob, rtol=1e-5, atol=1e-5)
         else:
             action = model.policy.scale_action(model.predict(own, deterministic=True)[0])

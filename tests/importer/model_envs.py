@@ -1,4 +1,4 @@
-"""Gymnasium environments with small images that are not square, with channels last and first."""
+"""Gymnasium environments for models: images that are not square, channels last and first; other action spaces."""
 
 import gymnasium
 import numpy as np
@@ -7,13 +7,13 @@ import numpy as np
 class Images(gymnasium.Env):
     """Random images, 10 steps per episode; the reward is a number of the image."""
 
-    def __init__(self, shape=(36, 44, 3), action=None):
-        self.observation_space = gymnasium.spaces.Box(0, 255, shape, np.uint8)
+    def __init__(self, shape=(36, 44, 3), action=None, dtype=np.uint8):
+        self.observation_space = gymnasium.spaces.Box(0, 255, shape, dtype)
         self.action_space = gymnasium.spaces.Discrete(3) if action is None else action
         self.steps = 0
 
     def _image(self):
-        return self.np_random.integers(0, 256, self.observation_space.shape).astype(np.uint8)
+        return self.np_random.integers(0, 256, self.observation_space.shape).astype(self.observation_space.dtype)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -36,3 +36,11 @@ def make_first():
 
 def make_continuous():
     return Images((1, 36, 40), gymnasium.spaces.Box(np.float32([-2, 0]), np.float32([1, 4])))
+
+
+def make_choices():
+    return Images((4,), gymnasium.spaces.MultiDiscrete([3, 2]), np.float32)
+
+
+def make_bits():
+    return Images((4,), gymnasium.spaces.MultiBinary(3), np.float32)

@@ -9,7 +9,7 @@ Environments have one agent, or two agents that move in turn and whose rewards s
 both: its values are those of the player that moves, so a change of the mover makes the discount negative. The player
 that waits takes the last action, as `envs.board_games` and pgx define it. `algo.act` acts by the network alone.
 
-    loss      -sum_a share(a) log pi(a | s) + vf_coef (V(s) - target)^2 / 2
+    loss      -sum_a share(a) log pi(a | s) - ent_coef H(pi(. | s)) + vf_coef (V(s) - target)^2 / 2
     share     the search's improved policy; with `search.kind` puct the shares of its visits
     target    lambda return of the agent's own rewards; with gae_lambda 1 and gamma 1 the result of the game
 
@@ -66,6 +66,8 @@ class Config(Common):
     search: Search = Search()
     gae_lambda: Unit = 1.0  # lambda of the value's target; 1: the return to the end of the episode or rollout
     vf_coef: NonNegative = 1.0  # weight of the value loss
+    # weight of the policy's entropy: keeps moves of equal value equally likely, so that self-play visits many positions
+    ent_coef: NonNegative = 0.0
     num_epochs: Count = 1  # passes over each rollout
     num_minibatches: Count = 8  # gradient steps per pass
     microbatch_size: Count | None = None  # rows whose gradient is computed at once; null: chosen for the device
@@ -198,20 +200,21 @@ def targets(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> tuple[
 
 
 def loss(cfg: Config, agent: Agent, params: PyTree, rows: Rows) -> tuple[Array, Metrics]:
-    """Returns the cross entropy to the search's policy + vf_coef (V - target)^2 / 2, the mean over Rows [N]."""
+    """Returns the mean loss over Rows [N], see the module, and metrics."""
     dist, value = agent.net.apply(params, rows.obs)
     mean = lambda x: jnp.mean(rows.weight * x)
     per_choice = lambda x: jnp.mean(rows.chooses * x)
     cross_entropy = per_choice(-jnp.sum(rows.share * jax.nn.log_softmax(dist.logits), -1))
     value_loss = mean(0.5 * (value - rows.target) ** 2)
     share_entropy = -jnp.sum(jax.scipy.special.xlogy(rows.share, rows.share), -1)
+    entropy = per_choice(dist.entropy())
     metrics = {
         "loss/policy": cross_entropy,
         "loss/value": value_loss,
-        "policy/entropy": per_choice(dist.entropy()),
+        "policy/entropy": entropy,
         "search/entropy": per_choice(share_entropy),
     }
-    return cross_entropy + cfg.vf_coef * value_loss, metrics
+    return cross_entropy - cfg.ent_coef * entropy + cfg.vf_coef * value_loss, metrics
 
 
 def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) -> tuple[State, UpdateAux]:

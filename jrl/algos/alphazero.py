@@ -128,7 +128,7 @@ def act_in(cfg: Config, agent: Agent, env: JaxEnv):
 
     def all_agents(mover: Array, own: Array, other: Any) -> Array:
         """Returns [B, *]: `own` [G, *] for the agents that move, `other` [*] for those that wait."""
-        is_mover = (mover[:, None] == jnp.arange(num_agents)).reshape(games, num_agents, *[1] * (own.ndim - 1))
+        is_mover = (mover[:, None] == jnp.arange(num_agents)[None]).reshape(games, num_agents, *[1] * (own.ndim - 1))
         return jnp.where(is_mover, own[:, None], other).reshape(env.spec.num_envs, *own.shape[1:])
 
     def act(actor: ActorState, obs: PyTree, carry: PyTree, key: Key, explore: bool, env_state: PyTree) -> ActOut:

@@ -116,7 +116,15 @@ class Remembers(Made):
 # of floats that are null by default and in LOADED, so that there is something to trace
 FLOATS = {"max_leaf_norm": 0.7, "max_grad_value": 0.02, "max_grad_norm": 0.5, "actor_lr": 1e-3, "ent_coef_lr": 2e-3}
 FLOATS |= {"target_entropy": 0.5, "target_kl": 0.5, "kl_target": 0.01, "kl_coef": 0.2, "value_clip_eps": 0.2}
-FLOATS |= {"bc_alpha": 2.5, "value_lr": 1e-3, "top_fraction": 0.5}
+FLOATS |= {"bc_alpha": 2.5, "value_lr": 1e-3, "top_fraction": 0.5, "normalize_reward_bound": 5.0}
+
+
+def unset(cfg):
+    """Names of the floats that are null, but for those that another key of the Config excludes."""
+    excluded = {"target_sigma"} | (set() if cfg.normalize_reward else {"normalize_reward_bound"})
+    hints = typing.get_type_hints(type(cfg))
+    return {n for n, hint in hints.items() if getattr(cfg, n) is None and "float" in str(hint)} - excluded
+
 
 BOX = Box((2,), low=-1.0, high=1.0)
 SQUARE = Box((2, 2), low=-1.0, high=1.0)
@@ -171,7 +179,7 @@ def made(name, setting):
         return Made(name)
     if setting == "loaded":
         cfg = fakes.config(name, **CASES[name].loaded)
-        return Made(name, **{n: x for n, x in FLOATS.items() if getattr(cfg, n, 0) is None}, **CASES[name].loaded)
+        return Made(name, **{n: FLOATS[n] for n in unset(cfg) & FLOATS.keys()}, **CASES[name].loaded)
     if setting == "masked":
         return Remembers(name, spec(name, MASKED), NetworkConfig(hidden=(8,)))
     kind, which = setting
@@ -326,8 +334,7 @@ def test_vmap_over_any_float_is_a_loop_over_it(name):
     """No Python branch reads a float of the Config: traced or not, one by one or in a batch, they mean the same."""
     m = made(name, "loaded")
     cfgs = each_float(fakes.config(name, **m.overrides))
-    hints = typing.get_type_hints(type(cfgs[0]))
-    assert not [n for n, hint in hints.items() if getattr(cfgs[0], n) is None and "float" in str(hint)]
+    assert not unset(cfgs[0])
     edges = {n: x for n, x in EDGES.items() if isinstance(getattr(cfgs[0], n, None), float)}
     cfgs.append(dataclasses.replace(cfgs[0], **edges, **({"kl_target": None} if "kl_coef" in edges else {})))
 

@@ -72,6 +72,7 @@ def test_every_key_of_the_tree_is_an_argument_once(name):
         "algo.optimizer",
         "algo.critic",
         "algo.resets",
+        "algo.search",
         "env.options",
         "evaluation.config",
         "data.reward",

@@ -2,6 +2,7 @@
 
     python scripts/tictactoe_losses.py runs/RUN                     # acts by search, if the algorithm searches
     python scripts/tictactoe_losses.py runs/RUN --by network        # acts by the network alone
+    python scripts/tictactoe_losses.py runs/RUN --set algo.search.simulations=200
 
 The policy is greedy, so that it has one move in each position. Prints positions, games and results of both seats.
 """
@@ -9,7 +10,7 @@ The policy is greedy, so that it has one move in each position. Prints positions
 import argparse
 import functools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -64,9 +65,11 @@ def play(choose: Callable[[list[Board]], list[int]], seat: int) -> tuple[int, Co
     return positions, results
 
 
-def chooser(path: str, by: str = "search") -> Callable[[int], Callable[[list[Board]], list[int]]]:
-    """Returns seat -> `choose` of `play` for the policy of a run or checkpoint."""
-    found = build_collect.restore(path, best=None)
+def chooser(
+    path: str, by: str = "search", settings: Sequence[str] = ()
+) -> Callable[[int], Callable[[list[Board]], list[int]]]:
+    """Returns seat -> `choose` of `play` for the policy of a run or checkpoint, with overrides of its config."""
+    found = build_collect.restore(path, best=None, settings=settings)
     env = multi_agent.build(board_games.tic_tac_toe(), BATCH)
     actor = found.algo.actor(found.state)
     search = found.algo.act_in(env) if by == "search" and found.algo.act_in is not None else None
@@ -99,8 +102,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("run", help="run directory or checkpoint")
     parser.add_argument("--by", choices=("search", "network"), default="search", help="how the policy acts")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="a.b=v", help="override a key of the run's config"
+    )
     args = parser.parse_args()
-    choose = chooser(args.run, args.by)
+    choose = chooser(args.run, args.by, args.set)
     for seat, name in enumerate(("first", "second")):
         positions, results = play(choose(seat), seat)
         print(f"moves {name}: {positions} positions, {dict(results)}")

@@ -7,7 +7,7 @@
 
 Environments have one agent, or two agents that move in turn and whose rewards sum to 0. In a game one search serves
 both: its values are those of the player that moves, so a change of the mover makes the discount negative. The player
-that waits takes the last action, as `envs.board_games` and pgx define it. `algo.act` acts by the network alone.
+that waits takes the last action, as `envs.board_games` and pgx define it. Without `env_state` the network acts alone.
 
     loss      -sum_a share(a) log pi(a | s) - ent_coef H(pi(. | s)) + vf_coef (V(s) - target)^2 / 2
     share     the search's improved policy; with `search.kind` puct the shares of its visits

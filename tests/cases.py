@@ -178,7 +178,7 @@ CASES: dict[str, Case] = {
     "es": Case({**_GENERATION, "optimizer": AdamW(weight_decay=0.1)}, {}, _FEW, like="ars"),
     # an image's network has too many parameters for a full matrix
     "cma_es": Case({**_GENERATION, "covariance": "full"}, {}, {**_FEW, "covariance": "diagonal"}, like="ars"),
-    # what searches find, and what is learned from them, is in tests/algos/test_search.py
+    # tests/algos/test_search.py has the tests of the searches
     "alphazero": Case(
         {**_RATE, "normalize_obs": True, "gae_lambda": 0.9, "max_grad_norm": 0.5, "microbatch_size": 8},
         {},

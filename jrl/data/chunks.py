@@ -38,7 +38,7 @@ def chunk(store: EpisodeStore, length: int) -> EpisodeStore:
             f"{store.name}: lower env.action_chunk"
         )
     offsets = np.concatenate([[0], np.cumsum(windows + 1)]).astype(np.int64)
-    number = np.arange(offsets[-1]) - np.repeat(offsets[:-1], windows + 1)  # of a window in its episode
+    number = np.arange(offsets[-1]) - np.repeat(offsets[:-1], windows + 1)  # index of each window in its episode
     rows = np.repeat(store.offsets[:-1][of] + start, windows + 1) + number * length
     is_last = number == np.repeat(windows, windows + 1)
     inside = np.where(is_last[:, None], 0, rows[:, None] + np.arange(length))  # [R, length]

@@ -29,10 +29,10 @@ class Moments(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """What VecNormalize applies to observations and rewards."""
+    """Statistics that VecNormalize applies to observations and rewards."""
 
     obs: Moments | None  # None: observations are not normalised
-    returns: Moments | None  # of discounted returns; None: rewards are not normalised
+    returns: Moments | None  # discounted returns; None: rewards are not normalised
     clip_reward: float
 
 

@@ -147,7 +147,7 @@ def _draw_goals(layout: Layout, state: State, slot: Array, column: Array, key: K
     older = jnp.where(is_seam(take(state.flags, (slot - age) % slots, column)), layout.lead, 0) if layout.lead else 0
     behind = jnp.minimum(age - older, (slot - head + layout.at_column(state.length, column)) % slots)
     # without barriers XLA's CPU backend draws again for each element of a goal, and reads goals again for each use:
-    # what relabelling adds to 128 samples of 15 bits took 23 us instead of 17 us
+    # relabelling 128 samples of 15 bits takes 23 us without them, 17 us with them
     steps, is_new = jax.lax.optimization_barrier(hindsight.draw(layout.hindsight, key, ahead, behind))
     return Goals(jax.lax.optimization_barrier(take(state.obs[ACHIEVED], (slot + steps) % slots, column)), is_new)
 

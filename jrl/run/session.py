@@ -80,7 +80,7 @@ class Session(BaseSession):
     ):
         if errors := loggers.check(cfg.run.log):
             raise InputError(*errors)
-        self.platform_note = ""  # what `devices.platform: auto` measured, in words
+        self.platform_note = ""  # measurements of `devices.platform: auto`, in words
         if cfg.devices.platform == "auto":  # before anything starts jax
             from jrl.run import platform_choice
 

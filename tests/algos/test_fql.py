@@ -68,7 +68,7 @@ def test_the_policy_is_near_the_flow_and_where_q_is_high(made, normalize):
     no = jnp.zeros(N)
     batch = Batch(obs, normal(N, 2), no, no, obs, weight, no, {})
     slope, level = np.array([[1.0, -2.0], [0.5, 3.0]], np.float32), np.array([[4.0], [-1.0]], np.float32)
-    q = lambda action: jnp.einsum("na,ca->cn", action, slope) + level  # of two critics
+    q = lambda action: jnp.einsum("na,ca->cn", action, slope) + level  # values of two critics
 
     def loss(params):
         return fql.policy_loss(cfg, agent, params, batch, noise, target, q)

@@ -111,7 +111,7 @@ def test_each_epoch_draws_its_own_noise_and_every_part_learns():
     for name in state.params:
         assert fakes.differ(after.params[name], state.params[name]), name
     assert int(after.updates) == int(state.updates) + 1
-    assert aux.metrics["policy/kl"] > 0  # of the last pass, from the policy before the update
+    assert aux.metrics["policy/kl"] > 0  # KL from the policy before the update, in the last pass
 
 
 def test_a_critic_of_one_output_learns_by_squared_errors():

@@ -90,7 +90,7 @@ def test_the_loss(action):
         kl = (weight * kl).mean()
         assert kl > 1e-3
         np.testing.assert_allclose(metrics[f"policy/{name}_kl"], kl, rtol=1e-3)
-        # it grows where the KL exceeds its bound
+        # the multiplier grows where the KL exceeds its bound
         np.testing.assert_allclose(slope[name], alphas[name] * (bounds[name] - kl), rtol=1e-3)
         want += alphas[name] * bounds[name]
     np.testing.assert_allclose(metrics["loss/policy"], fit, rtol=1e-4)

@@ -164,7 +164,7 @@ def test_nothing_of_a_file_is_executed(tmp_path, capsys):
     target = tmp_path / "executed"
     bomb = pickle.dumps(Bomb(target))
     pickle.loads(bomb)
-    assert target.exists()  # it would
+    assert target.exists()  # the file is dangerous
     target.unlink()
     inner = io.BytesIO()
     zipped(inner, {"archive/data.pkl": bomb})

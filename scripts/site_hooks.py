@@ -1,4 +1,4 @@
-"""Pages that mkdocs.yml adds to docs/: API reference, error messages, and each file of the repository that a page links to.
+"""Pages that mkdocs.yml adds to docs/: API reference, error messages, and each file that a page links to.
 
 A link such as `../examples/functions.py` works on a code forge. The site has the file as a page,
 repository/examples/functions.py.

@@ -47,7 +47,8 @@ from jrl.ops import distributional, exploration, returns, schedules
 from jrl.types import ActOut, Algo, Array, Box, Discrete, EnvSpec, Key, Metrics, PyTree, Rollout, UpdateAux, hyperparams
 
 DEFAULT_NETWORK = NetworkConfig(activation="relu")
-SHARE, VALUE = "search", "search_value"  # keys of a rollout's extras: the search's policy [T, B, A] and value [T, B]
+SHARE = "search"  # key of a rollout's extras: the search's policy [T, B, A]
+VALUE = "search_value"  # key of a rollout's extras: the search's value [T, B]
 
 
 @hyperparams

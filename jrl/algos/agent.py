@@ -34,7 +34,7 @@ from jrl.fields.bounds import NonNegativeSchedule, Positive, Unit
 from jrl.fields.data import DataSets, Fresh, Replay
 from jrl.networks import NetworkConfig
 from jrl.networks.dense import with_unit_weights
-from jrl.networks.encoders import convolves
+from jrl.networks.encoders import convolves, is_image
 from jrl.ops import exploration as ops
 from jrl.ops import minibatch
 from jrl.types import ActOut, Algo, Array, EnvSpec, Key, PyTree, Rollout, Space, UpdateAux, hyperparams
@@ -142,9 +142,9 @@ class Agent(NamedTuple):
     loss: custom_loss.Loss | None  # user's loss; None: the algorithm's own
 
     @property
-    def row_bytes(self) -> int:
-        """Returns the bytes of an observation."""
-        return spaces.num_bytes(self.spec.observation)
+    def image_bytes(self) -> int:
+        """Returns the bytes of the images of an observation."""
+        return sum(spaces.num_bytes(leaf) for _, leaf in spaces.leaves(self.spec.observation) if is_image(leaf))
 
     @property
     def convolves(self) -> bool:
@@ -403,7 +403,7 @@ def mean_gradient(agent: Agent, loss: Callable[..., Any], params: PyTree, batch:
 def chunk(cfg: Any, agent: Agent, num_rows: int, length: int = 1) -> int:
     """Returns the number of rows (of `length` steps) per gradient computation, by the Config or the cache size."""
     limit = getattr(cfg, "microbatch_size", None)
-    return minibatch.chunk_rows(num_rows, agent.row_bytes, limit, agent.convolves, length=length)
+    return minibatch.chunk_rows(num_rows, agent.image_bytes, limit, agent.convolves, length=length)
 
 
 def grid(agent: Agent, num_steps: int, num_envs: int) -> tuple[int, int]:
@@ -421,7 +421,7 @@ def cut(agent: Agent, rows: Any, memory: PyTree) -> Any:
 def map_rows(agent: Agent, function: Callable[[PyTree], PyTree], tree: PyTree) -> PyTree:
     """Maps `function` of rows [N, ...] over a tree [T, B, ...], in chunks that fit the cache."""
     num_steps, num_envs = jax.tree.leaves(tree)[0].shape[:2]
-    chunk = minibatch.chunk_rows(num_steps * num_envs, agent.row_bytes, None, agent.convolves)
+    chunk = minibatch.chunk_rows(num_steps * num_envs, agent.image_bytes, None, agent.convolves)
     out = minibatch.map_rows(function, sequences.flat(tree), chunk)
     return jax.tree.map(lambda x: x.reshape(num_steps, num_envs, *x.shape[1:]), out)
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jrl.ops import random
 
-IMAGE_BYTES = 4096  # rows of at least this size are treated as images, which pass through convolutions
+IMAGE_BYTES = 4096  # images of at least this size per row are treated as large
 
 
 def shuffle(key, num_steps: int, num_envs: int, num_minibatches: int, *, axis_name: str | None = None):
@@ -95,21 +95,23 @@ def row_taker(tree) -> Callable:
 
 
 def chunk_rows(
-    num_rows: int, row_bytes: int, limit: int | None = None, convolves: bool = False, *, length: int = 1
+    num_rows: int, image_bytes: int, limit: int | None = None, convolves: bool = False, *, length: int = 1
 ) -> int:
     """Returns the number of rows per gradient computation: the largest divisor of `num_rows` up to `limit`.
 
-    If a row is a sequence of `length` steps, `row_bytes` is the size of one step, and `limit` counts steps. Without a
-    limit all rows are in one chunk, except on CPU. There a chunk whose activations stay in the cache is up to twice as
-    fast (measured: 8192 rows of a small MLP, 16 frames of 28 kB, 64 grids of 7 x 7 or 12 x 12 cells that `convolves`).
+    If a row is a sequence of `length` steps, `image_bytes` is the size of one step's images, and `limit` counts steps.
+    Without a limit all rows are in one chunk, except on CPU. There a chunk whose activations stay in the cache is up to
+    twice as fast (measured: 8192 rows of a small MLP, 16 frames of 28 kB, 64 grids of 7 x 7 or 12 x 12 cells that
+    `convolves`). Vectors of any width count as a small MLP: with 1,345 numbers, 512 rows at once are 1.3 times as fast
+    as 16.
 
-    >>> chunk_rows(96, row_bytes=16, limit=40), chunk_rows(96, row_bytes=16, limit=40, length=10)
+    >>> chunk_rows(96, image_bytes=0, limit=40), chunk_rows(96, image_bytes=0, limit=40, length=10)
     (32, 4)
     """
     if limit is None:
         if jax.default_backend() != "cpu":
             return num_rows
-        limit = 16 if row_bytes >= IMAGE_BYTES else 64 if convolves else 8192
+        limit = 16 if image_bytes >= IMAGE_BYTES else 64 if convolves else 8192
     most = max(1, limit // length)
     return next(n for n in range(min(most, num_rows), 0, -1) if num_rows % n == 0)
 

@@ -159,8 +159,8 @@ def test_chunk_rows_is_the_largest_divisor(rows, limit, expected):
 
 
 def test_chunk_rows_without_a_limit():
-    for rows, row_bytes in ((16_384, 16), (512, 28_224), (7, 28_224)):
-        chunk = minibatch.chunk_rows(rows, row_bytes)
+    for rows, image_bytes in ((16_384, 0), (512, 28_224), (7, 28_224)):
+        chunk = minibatch.chunk_rows(rows, image_bytes)
         assert rows % chunk == 0
         if jax.default_backend() == "cpu":
             assert chunk == {16_384: 8192, 512: 16, 7: 7}[rows]

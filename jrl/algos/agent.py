@@ -148,8 +148,8 @@ class Agent(NamedTuple):
 
     @property
     def convolves(self) -> bool:
-        """Returns whether steps pass through convolutions; False with a core, whose sequences share their steps."""
-        return not self.network.recurrent and convolves(self.spec.observation, self.network)
+        """Returns whether steps pass through convolutions."""
+        return convolves(self.spec.observation, self.network)
 
 
 def make(

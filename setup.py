@@ -9,6 +9,7 @@ setup(
         "jrl": ["py.typed"],
         "jrl.report": ["assets/*"],
         "jrl.serve": ["client.js"],
+        "jrl.zoo": ["*.zip", "entries.json"],
         "jrl.configs": ["*.yaml"],
     },
 )

@@ -25,6 +25,7 @@ COMMANDS = {
     "import": "make a run of a policy of Stable-Baselines3",
     "serve": "train on episodes that clients play over HTTP, or serve trained policies",
     "config": "list, show or check configs, or migrate RLlib's",
+    "zoo": "trained policies that come with jrl: list, play or copy them",
     "data": "look at data sets, and write them in other formats",
     "check-env": "check an environment against its own spaces",
     "debug": "explain an update that was not finite",

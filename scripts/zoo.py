@@ -4,14 +4,16 @@
     python scripts/zoo.py runs/cartpole cartpole
     python scripts/zoo.py runs/2048 2048 --needs suites
 
-The zip file has the run's best checkpoint, without a replay buffer, and its config. jrl/zoo/entries.json gets the mean
+The zip file has the run's best checkpoint and its config. jrl/zoo/entries.json gets the mean
 return of 100 episodes.
 """
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from jrl import config, zoo
 from jrl.run.store import checkpoint
 
 DATE = (2026, 1, 1, 0, 0, 0)  # of all files, so that the same run gives the same bytes
+UNREAD = ("commit_success.txt", "params.json")  # Orbax writes a path of this machine into the first
 
 
 def main() -> None:
@@ -33,13 +36,19 @@ def main() -> None:
     found = checkpoint.locate(args.run, best=None)
     command = [sys.executable, "-m", "jrl.evaluate", str(found), "--json", "--episodes", str(args.episodes)]
     played = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
-    cfg = config.override(checkpoint.read_meta(found)["config"], [])
     target = zoo.HERE / f"{args.name}.zip"
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as file:
-        files = {Path("config.yaml"): args.run / "config.yaml"}
-        files |= {"checkpoints" / x.relative_to(found.parent): x for x in found.rglob("*") if x.is_file()}
-        for name, source in sorted(files.items()):
-            file.writestr(zipfile.ZipInfo(name.as_posix(), DATE), source.read_bytes(), zipfile.ZIP_DEFLATED)
+    with tempfile.TemporaryDirectory() as place:
+        run = Path(place)
+        copy = Path(shutil.copytree(found, run / "checkpoints" / found.name))
+        meta = checkpoint.read_meta(copy)
+        meta["config"]["run"]["out"] = None  # a path of this machine
+        checkpoint.write_meta(copy, meta)
+        cfg = config.override(meta["config"], [])
+        config.write(cfg, run)
+        with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as file:
+            for source in sorted(x for x in run.rglob("*") if x.is_file() and x.name not in UNREAD):
+                info = zipfile.ZipInfo(source.relative_to(run).as_posix(), DATE)
+                file.writestr(info, source.read_bytes(), zipfile.ZIP_DEFLATED)
     entry = {
         "algorithm": config.algo_name(cfg),
         "env": cfg.env.id,

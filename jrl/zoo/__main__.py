@@ -16,15 +16,11 @@ from jrl.host import command
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line. Neither jax nor an environment library is imported for it."""
     p = command.parser("zoo", "Trained policies that come with jrl, with their results.")
-    actions = p.add_subparsers(dest="action", required=True, metavar="list | play | get")
-    actions.add_parser("list", help="list them with their results")
-    play = actions.add_parser("play", help="play episodes with one, print their returns")
-    play.add_argument("name", help="name of the policy, from `list`")
-    play.add_argument("--episodes", type=int, default=10, help="number of episodes (default 10)")
-    play.add_argument("--record", metavar="FILE", help="write a video of one episode instead: FILE.mp4 or FILE.gif")
-    get = actions.add_parser("get", help="write one as a run directory, to export it or train it further")
-    get.add_argument("name", help="name of the policy, from `list`")
-    get.add_argument("--out", help="new directory (default: runs/NAME)")
+    p.add_argument("action", choices=("list", "play", "get"), help="play: print returns; get: write a run directory")
+    p.add_argument("name", nargs="?", help="name of the policy, from `list`")
+    p.add_argument("--episodes", type=int, default=10, help="with play: number of episodes (default 10)")
+    p.add_argument("--record", metavar="FILE", help="with play: write a video of one episode: FILE.mp4 or FILE.gif")
+    p.add_argument("--out", help="with get: new directory (default: runs/NAME)")
     return p
 
 
@@ -35,6 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.action == "list":
             print(format_table())
             return 0
+        if args.name is None:
+            raise InputError(f"zoo {args.action}: expected the name of a policy: choose one of {', '.join(zoo.entries())}")
         return play(args) if args.action == "play" else get(args)
     except InputError as e:
         return command.report_input_error(e)

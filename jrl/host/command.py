@@ -28,6 +28,7 @@ COMMANDS = {
     "data": "look at data sets, and write them in other formats",
     "check-env": "check an environment against its own spaces",
     "debug": "explain an update that was not finite",
+    "docs": "serve the documentation on this machine, without a network",
 }
 _MODULES = {"import": "importer"}  # `import` is a keyword of Python
 MODULE = "python -m jrl."  # prefix of a command typed by its module

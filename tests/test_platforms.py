@@ -51,7 +51,7 @@ def test_a_run_needs_neither_envpool_nor_ray(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert len((tmp_path / "run" / "result.jsonl").read_text().splitlines()) >= 2
-    pool, pong, ray = done.stderr.splitlines()
+    pool, pong, ray = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     install = "envpool is not installed: pip install envpool"
     assert pool == f"error: env.backend: {install}, or use env.backend gymnasium or jax"
     assert pong.startswith("error: env.id Pong-v5: not in any backend") and install in pong

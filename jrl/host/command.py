@@ -76,9 +76,10 @@ class _ArgumentParser(argparse.ArgumentParser):
             flag, attached, _ = word.partition("=")
             rest = words[i + 1 if attached else i + 2 :]
             more = [*itertools.takewhile(_is_setting, rest)] if flag in _REPEATED else []
-            if flag in _REPEATED and not attached and (key := next(iter(words[i + 1 :]), "")) and len(words) > i + 2:
-                value = words[i + 2]
-                if re.fullmatch(r"[a-z_][\w./]*", key) and not value.startswith("--") and "=" not in value:
+            if flag in _REPEATED and not attached and len(words) > i + 2:
+                key, value = words[i + 1 : i + 3]
+                is_option = re.match(r"-\D", value) is not None  # a value may be a negative number
+                if re.fullmatch(r"[a-z_][\w./]*", key) and "=" not in value and not is_option:
                     self.error(f"{flag} {key}: expected key=value: write {flag} {key}={value}")
             if more:
                 repeated = " ".join(f"{flag} {setting}" for setting in more)

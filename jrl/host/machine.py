@@ -99,7 +99,7 @@ def _read(path: Path) -> str:
 @functools.cache
 def version(package: str) -> str | None:
     """Returns the version of a package; None: not installed, or a checkout on the path."""
-    from importlib import metadata  # an eighth of the time of `jrl --help`
+    from importlib import metadata  # `--help` does not need it
 
     try:
         return metadata.version(package)

@@ -56,4 +56,5 @@ site: build/site-venv/.installed
 	build/site-venv/bin/python scripts/api_pages.py --check build/site
 
 wheel: site
+	rm -rf build/lib  # an earlier build, whose removed modules would be in the wheel
 	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .

@@ -1,18 +1,24 @@
 # make train | test | test-all | lint | test-slow | bench | matrix: each makes .venv on first use.
 # make site: the documentation as pages in build/site, by an environment of its own in build/site-venv.
+# make wheel: the package with the documentation in dist/, which `jrl docs` serves.
 # make test-extras: a new environment without constraints, as a user's.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test test-all test-extras lint test-slow bench matrix site
+.PHONY: train test test-all test-extras lint test-slow bench matrix site wheel
 
-$(BIN)/.installed: pyproject.toml constraints.txt
+# what a run needs; the development packages are another gigabyte
+$(BIN)/.base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+$(BIN)/.installed: $(BIN)/.base
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
 
-train: $(BIN)/.installed
+train: $(BIN)/.base
 	$(BIN)/python -m jrl.train configs/ppo.yaml
 
 test: $(BIN)/.installed
@@ -48,3 +54,7 @@ build/site-venv/.installed: pyproject.toml
 site: build/site-venv/.installed
 	NO_MKDOCS_2_WARNING=1 build/site-venv/bin/mkdocs build --strict
 	build/site-venv/bin/python scripts/api_pages.py --check build/site
+
+wheel: site
+	rm -rf build/lib  # an earlier build, whose removed modules would be in the wheel
+	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .

@@ -214,14 +214,10 @@ def _report_end(args: argparse.Namespace, member: "Member", interrupted: interru
     where = "" if cfg.env.id else " --set env.id=NAME"
     if has_checkpoint and (best := _describe_best(directory)):
         print(best)
-    print(
-        f"run: {directory}"
-        + (
-            f"    evaluate: {command.format_command('evaluate')} {typed} --episodes 100{where}"
-            if has_checkpoint
-            else ""
-        )
-    )
+    print("run:", directory)
+    if has_checkpoint:
+        print(f"evaluate: {command.format_command('evaluate')} {typed} --episodes 100{where}")
+        print(f"page: {command.format_command('report')} {typed} --out {shlex.quote(str(directory / 'report'))}")
     if interrupted:
         return interrupted.exit_status or 1
     if without_update:

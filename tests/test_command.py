@@ -4,12 +4,14 @@ import ast
 import importlib
 import importlib.util
 import sys
+import threading
+import urllib.request
 import warnings
 from pathlib import Path
 
 import pytest
 
-from jrl import __main__, config
+from jrl import __main__, config, docs
 from jrl.config import __main__ as config_command
 from jrl.errors import InputError
 from jrl.fields import shipped
@@ -63,6 +65,35 @@ def test_no_parser_takes_abbreviated_options(folder):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("ArgumentParser"):
                 given = {k.arg: ast.unparse(k.value) for k in node.keywords}
                 assert given.get("allow_abbrev") == "False", f"{file}:{node.lineno}"
+
+
+# ---------------------------------------------------------------- the documentation
+
+
+def test_the_documentation_is_served_to_this_machine_alone(tmp_path):
+    (tmp_path / "index.html").write_text("welcome")
+    with docs.make_server(tmp_path, 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        host, port = server.server_address
+        assert host == "127.0.0.1"
+        assert urllib.request.urlopen(f"http://{host}:{port}/", timeout=60).read() == b"welcome"
+        with pytest.raises(InputError, match=rf"--port: cannot listen on {port} \(.*in use\): choose another port"):
+            docs.make_server(tmp_path, port)
+        server.shutdown()
+    with pytest.raises(InputError, match="--port: cannot listen on 70000"):
+        docs.make_server(tmp_path, 70_000)
+
+
+def test_a_checkout_without_the_built_documentation_names_the_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(docs, "__file__", str(tmp_path / "jrl" / "docs.py"))
+    assert docs.main([]) == 2
+    assert capsys.readouterr().err == (
+        "error: docs: this installation has no built site: run `make site` in the source checkout\n"
+    )
+    for place in ("build/site", "jrl/site"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "index.html").touch()
+        assert docs.directory() == tmp_path / place
 
 
 # ---------------------------------------------------------------- configs that come with jrl

@@ -208,17 +208,14 @@ def test_the_race_of_several_agents():
 @pytest.mark.slow
 def test_the_quick_start_as_written(tmp_path):
     """Its environment, its command for it, and the object loop; one process each, as a newcomer would."""
-    use, walk, objects = _snippets("quickstart.md")
+    walk, use, objects = _snippets("quickstart.md")
     (tmp_path / "walk.py").write_text(walk)
     train = [sys.executable, "-m", "jrl.train", "--algo", "ppo", "--env", "walk:Walk", "--set", "env.horizon=100"]
-    train += ["--stop", "env_steps=2000", "--out", "runs/first"]
+    train += ["--stop", "env_steps=2000", "--out", "runs/walk"]
     env = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     run = subprocess.run(train, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    # the page's loop over CartPole, with the environment that was trained
-    played = use.replace('gymnasium.make("CartPole-v1")', "__import__('walk').Walk()").replace(
-        "terminated or truncated", "True"
-    )
+    played = use.replace("terminated or truncated", "True")  # a step: so short a training may not reach the end
     run = subprocess.run([sys.executable, "-c", played], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert run.returncode == 0 and float(run.stdout) == -0.01, run.stderr
     compile(objects, "quickstart.md", "exec")

@@ -59,7 +59,10 @@ def test_log_txt_holds_what_was_printed(finished):
     text = (finished / "log.txt").read_text()
     assert text.startswith("# 20") and "ppo on CartPole-v1 (jax" in text and "107 parameters" in text
     assert "% of 1,500 steps" in text and "\x1b" not in text
-    assert text.endswith(f"run: {finished}    evaluate: python -m jrl.evaluate {finished} --episodes 100\n")
+    assert text.endswith(
+        f"run: {finished}\nevaluate: python -m jrl.evaluate {finished} --episodes 100\n"
+        f"page: python -m jrl.report {finished} --out {finished}/report\n"
+    )
     assert "\nstopped: env_steps reached 1,500\n" in text
 
 
@@ -76,7 +79,7 @@ def test_a_run_goes_on_with_its_own_config(finished, tmp_path, capsys, caplog, m
     added = (out / "log.txt").read_text().removeprefix((finished / "log.txt").read_text())
     assert "resume: changed: algo.lr 0.0003 -> 0.01\n" in added and "changed: stop.env_steps 1500 -> 1800\n" in added
     assert added.count("changed: ") == 2 and "result.jsonl: dropped 1 damaged line" in added
-    assert f"stopped: env_steps reached 1,800\nrun: {out} " in added
+    assert f"stopped: env_steps reached 1,800\nrun: {out}\n" in added
     assert len(loggers.read_rows(out / "result.jsonl")) > before
     assert train.main(["--resume", str(tmp_path / "nowhere")]) == 2
     assert f"error: --resume: {tmp_path / 'nowhere'} does not exist: give a run" in capsys.readouterr().err

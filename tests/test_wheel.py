@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import urllib.request
 import zipfile
 from pathlib import Path
 
@@ -27,6 +28,10 @@ def wheel(tmp_path_factory):
         shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for file in ("setup.py", "pyproject.toml", "README.md"):
         shutil.copy(ROOT / file, tree)
+    for page in ("index.html", "assets/style.css"):  # a site as `make site` builds it
+        path = tree / "build" / "site" / page
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"the file {page}")
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     done([*pip, "--wheel-dir", tree / "dist", tree], tree)
     (found,) = (tree / "dist").glob("jrl-*.whl")
@@ -48,7 +53,8 @@ def test_it_holds_the_modules_the_configs_the_page_and_the_mark_of_types(wheel):
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "jrl").rglob("*.py")}
     configs = {f"jrl/configs/{path.name}" for path in (ROOT / "configs").glob("*.yaml")}
     page = {path.relative_to(ROOT).as_posix() for path in (ROOT / "jrl" / "report" / "assets").iterdir()}
-    assert found == modules | configs | page | {"jrl/py.typed", "jrl/serve/client.js"} and len(page) == 3
+    others = {"jrl/py.typed", "jrl/serve/client.js", "jrl/site/index.html", "jrl/site/assets/style.css"}
+    assert found == modules | configs | page | others and len(page) == 3
 
 
 @pytest.mark.slow
@@ -62,3 +68,15 @@ def test_its_command_trains_a_shipped_config(installed, tmp_path):
     small = ("--set=network.hidden=[8]", "--set=env.num_envs=2", "--set=rollout.length=16")
     assert f"run: {tmp_path / 'run'}" in jrl("train", "ppo", *small, "--stop=env_steps=300", "--out", tmp_path / "run")
     assert (tmp_path / "run" / "result.jsonl").stat().st_size and any((tmp_path / "run" / "checkpoints").iterdir())
+
+
+@pytest.mark.slow
+def test_its_command_serves_the_documentation(installed, tmp_path):
+    command = [sys.executable, installed / "bin" / "jrl", "docs", "--port", "0"]
+    env = {**os.environ, "PYTHONPATH": str(installed)}
+    with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            address = server.stdout.readline().split()[1]
+            assert urllib.request.urlopen(address, timeout=60).read() == b"the file index.html"
+        finally:
+            server.terminate()

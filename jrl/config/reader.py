@@ -216,7 +216,8 @@ def read(
                 assignments.append((flag, prefix + key.strip(), schema.parse(value)))
             except (ValueError, yaml.YAMLError) as e:
                 why = f"{schema.describe_yaml_error(e)}: " if isinstance(e, yaml.YAMLError) else ": "
-                expected = "expected key=value, such as rollout.length=256"
+                example = "env_steps=300000" if flag == "--stop" else "rollout.length=256"
+                expected = f"expected key=value, such as {example}"
                 problems.append(Problem(key, f"{flag} {shown(text)}{why}{expected}"))
     problems += _unknown_criteria(from_file, assignments)
     for flag, key, value in assignments:

@@ -104,13 +104,15 @@ def resolve(id: str, backend: str = "auto") -> str:
     for candidate in BACKENDS if backend == "auto" else (backend,):
         if has_id(id, candidate):
             return candidate
-    others = backends_of(id)
+    others, missing = backends_of(id), module("envpool").missing() if backend in ("auto", "envpool") else ""
+    if others and missing:
+        raise InputError(f"env.backend: {missing}, or use env.backend {' or '.join(others)}")
     if others:
         raise InputError(f"env.id {id}: not in the {backend} backend: use env.backend {' or '.join(others)}")
     known = [*registry.all_registered(), *(name for b in BACKENDS for name in ids(b))]
     near = [f"{name} ({', '.join(backends_of(name))})" for name in difflib.get_close_matches(id, set(known), 3)]
     fix = f"did you mean {', '.join(near)}?" if near else "name an id of EnvPool or Gymnasium, or package.module:Class"
-    raise InputError(f"env.id {id}: not in any backend: {fix}")
+    raise InputError(f"env.id {id}: not in any backend: {fix}{missing and f' ({missing})'}")
 
 
 def is_atari(id: str) -> bool:

@@ -61,6 +61,15 @@ def ids() -> tuple[str, ...]:
     return tuple(envpool.list_all_envs())
 
 
+def missing() -> str:
+    """Returns why EnvPool cannot be imported, with the fix; "" if it can."""
+    try:
+        load_envpool()
+    except ImportError as e:
+        return cannot_import("envpool", e)
+    return ""
+
+
 def family(id: str) -> str:
     """Returns the module of an id: `envpool.atari`, `envpool.classic_control`, ..."""
     with _quiet():

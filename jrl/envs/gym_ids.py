@@ -65,6 +65,8 @@ def load_class(id: str) -> Callable[..., Any] | None:
         missing = isinstance(e, ModuleNotFoundError) and f"{module}.".startswith(f"{e.name}.")
         # an error inside the module is reported with its line
         reason = e if missing or not module else format_line(e) + suggest_install(e)
+        if missing and module:
+            reason = f"{e}: start the command in the folder of {module.partition('.')[0]}, or install it"
         raise InputError(f"env.id {id}: cannot import {module or 'a module without a name'}: {reason}") from e
     if not hasattr(found, name):
         # Gymnasium's own `module:Id-v0` form: importing the module registers the id

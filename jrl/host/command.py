@@ -29,6 +29,7 @@ COMMANDS = {
     "data": "look at data sets, and write them in other formats",
     "check-env": "check an environment against its own spaces",
     "debug": "explain an update that was not finite",
+    "docs": "serve the documentation on this machine, without a network",
 }
 _MODULES = {"import": "importer"}  # `import` is a keyword of Python
 MODULE = "python -m jrl."  # prefix of a command typed by its module
@@ -70,12 +71,17 @@ class _ArgumentParser(argparse.ArgumentParser):
         self.register("type", int, _parse_integer)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parses as argparse does, but suggests the right command if several values follow an option with one value."""
+        """Parses as argparse does, but suggests the right command for settings that are not one `key=value`."""
         words = sys.argv[1:] if args is None else list(args)
         for i, word in enumerate(words):
             flag, attached, _ = word.partition("=")
             rest = words[i + 1 if attached else i + 2 :]
             more = [*itertools.takewhile(_is_setting, rest)] if flag in _REPEATED else []
+            if flag in _REPEATED and not attached and len(words) > i + 2:
+                key, value = words[i + 1 : i + 3]
+                is_option = re.match(r"-\D", value) is not None  # a value may be a negative number
+                if re.fullmatch(r"[a-z_][\w./]*", key) and "=" not in value and not is_option:
+                    self.error(f"{flag} {key}: expected key=value: write {flag} {key}={value}")
             if more:
                 repeated = " ".join(f"{flag} {setting}" for setting in more)
                 self.error(f"{' '.join(more)}: {flag} takes one value: repeat it, ... {repeated}")
@@ -91,8 +97,11 @@ class _ArgumentParser(argparse.ArgumentParser):
         return found
 
     def error(self, text: str) -> NoReturn:
-        """Ends the command as argparse does, with a message without control characters."""
-        super().error(message(text))
+        """Ends the command with exit status 2 and a message without control characters.
+
+        argparse's usage is left out: its list of all options hides the message.
+        """
+        self.exit(2, f"error: {message(text)}\n{self.prog} --help lists the arguments\n")
 
 
 def _is_setting(word: str) -> bool:

@@ -4,7 +4,6 @@ Standard library only: worker processes and commands call it before anything is 
 """
 
 import functools
-import importlib.metadata
 import importlib.util
 import json
 import math
@@ -100,9 +99,11 @@ def _read(path: Path) -> str:
 @functools.cache
 def version(package: str) -> str | None:
     """Returns the version of a package; None: not installed, or a checkout on the path."""
+    from importlib import metadata  # `--help` does not need it
+
     try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
         return None
 
 

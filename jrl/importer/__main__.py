@@ -92,7 +92,8 @@ def import_model(args: argparse.Namespace) -> Iterator[str]:
     yield f"{name} on {cfg.env.id} after {steps:,} steps, {session.run.num_params:,} parameters"
     yield from (f"note: {note}" for note in [*found.notes, *notes])
     typed = shlex.quote(args.out or str(directory))
-    yield f"run: {typed}    evaluate: {command.format_command('evaluate')} {typed} --episodes 100"
+    yield f"run: {typed}"
+    yield f"evaluate: {command.format_command('evaluate')} {typed} --episodes 100"
     more = 2 * max(steps, int(cfg.stop["env_steps"]))
     yield f"train on: {command.format_command('train')} --resume {typed} --stop env_steps={more}"
 

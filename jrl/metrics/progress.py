@@ -6,6 +6,7 @@ The display is a live bar in a terminal, plain lines in a file or a pipe.
 import collections
 import datetime
 import math
+import os
 import re
 import sys
 import time
@@ -37,14 +38,15 @@ def open_progress(
 
     Args:
       stop: stop criteria with env_steps, as in `reporter.end_by_criteria`; empty: the run is endless.
-      stream: output stream; None: stdout. A terminal gets a bar.
+      stream: output stream; None: stdout. A terminal gets a bar, unless TERM=dumb says that its cursor cannot move.
       window: as in `reporter.end_by_criteria`.
       interval: minimum seconds between two plain lines; the last row is always printed.
       clock: function that returns seconds; for tests.
     """
     stream = sys.stdout if stream is None else stream
     progress = RunProgress(stop, window)
-    return _open_bar(progress, stream) if stream.isatty() else _open_lines(progress, stream, interval, clock)
+    has_bar = stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+    return _open_bar(progress, stream) if has_bar else _open_lines(progress, stream, interval, clock)
 
 
 # ---------------------------------------------------------------- progress towards the stop criteria

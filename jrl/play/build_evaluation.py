@@ -177,7 +177,8 @@ def build_players(
     if spec:
         check_spaces(build_collect.spec_of(evaluation), spec)
     make = functools.partial(_build_player, evaluation, registry.find_registered(config.to_dict(evaluation)), **options)
-    runners = build_collect.runner_options(evaluation.env_runners)._replace(num=section.num_env_runners)
+    runners = build_collect.runner_options(evaluation.env_runners, "evaluation.num_env_runners")
+    runners = runners._replace(num=section.num_env_runners)
     try:
         return EvaluationRunners(make, runners, num_envs=options["sizes"], length=length, count=index)
     except InputError as e:

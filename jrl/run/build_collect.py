@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.util
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -381,9 +382,16 @@ def _env_runners(
     )
 
 
-def runner_options(section: EnvRunnersConfig) -> ray_hosts.RunnerOptions:
-    """Reads the options of environment runners."""
+def runner_options(section: EnvRunnersConfig, key: str = "env_runners.num") -> ray_hosts.RunnerOptions:
+    """Reads the options of environment runners; `key`: config key of their number.
+
+    Raises:
+      InputError: Ray is not installed.
+    """
     from jrl.rollout import ray_hosts
+
+    if importlib.util.find_spec("ray") is None:
+        raise InputError(f"{key}: Ray, which runs env runners, is not installed: pip install ray, or set {key}=0")
 
     return ray_hosts.RunnerOptions(**{f: getattr(section, f) for f in ray_hosts.RunnerOptions._fields})
 

@@ -78,7 +78,8 @@ def maker(
     if algo.on_policy:
         memory.check_rows(row, columns, length, kept=sizes.passes.circular_buffer_num_batches, devices=devices)
         shape_of = functools.partial(rollout_like, sizes, spec, algo, length=length)
-        of_one, of_all = shape_of(num_envs=columns // devices), shape_of(num_envs=columns)
+        of_all = shape_of(num_envs=columns)  # traces the network: once if one device learns
+        of_one = of_all if devices == 1 else shape_of(num_envs=columns // devices)
         on_policy = functools.partial(learner.on_policy, like=of_one)
         return lambda _, algo: guarded(cfg.run.on_nonfinite, algo, of_all, on_policy), ""
     from jrl.replay import frames

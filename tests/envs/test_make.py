@@ -57,7 +57,12 @@ ERRORS = [  # id, backend, options, what each message must say
     ("CartPole-v1", "jax", {"num_envs": 1, "a": 2}, [["env.options.num_envs"], ["env.options.a"]]),
     ("CartPole-v1", "gymnasium", {"vectorization": "async"}, [["options.vectorization", "env.remote_worker_envs"]]),
     ("CartPole-v1", "envpool", {"batch_size": 1}, [["env.options.batch_size", "env.batch_size"]]),
-    ("no_such_module:Env", "auto", {}, [["no_such_module:Env", "cannot import no_such_module"]]),
+    (
+        "no_such_module:Env",
+        "auto",
+        {},
+        [["no_such_module:Env", "cannot import no_such_module", "start the command in the folder of no_such_module"]],
+    ),
     (":Env", "auto", {}, [[":Env", "cannot import"]]),
     ("env_helpers:Missing", "auto", {}, [["env_helpers:Missing", "has no Missing", "class or function"]]),
     ("CartPole-v1", "jax", {"max_episode_steps": 0}, [["env.options.max_episode_steps", "positive integer", "0"]]),

@@ -137,6 +137,16 @@ def test_a_terminal_gets_a_bar_that_fits(monkeypatch, width, words):
     assert lines[0].count("━") + lines[0].count("╸") + lines[0].count("╺") >= 10
 
 
+def test_a_terminal_without_a_cursor_gets_lines(monkeypatch):
+    """An editor's shell window sets TERM=dumb; a bar would be shown at the end of the run alone."""
+    monkeypatch.setenv("TERM", "dumb")
+    stream = Terminal()
+    progress = open_progress({"env_steps": 1000}, stream)
+    progress.update(at(100, 1.0, episode__return=21.0))
+    assert stream.getvalue() == "10% of 1,000 steps  100 steps  return 21.0\n"
+    progress.close()
+
+
 def test_a_bar_before_the_first_row(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()

@@ -68,7 +68,8 @@ def get(args: argparse.Namespace) -> int:
     directory = resolve(args.out, "--out", "new directory") if args.out else Path("runs") / args.name
     zoo.extract(args.name, directory)
     run, steps = shlex.quote(str(directory)), zoo.entries()[args.name]["env_steps"]
-    print(f"run: {run}    evaluate: {command.format_command('evaluate')} {run} --episodes 100")
+    print(f"run: {run}")
+    print(f"evaluate: {command.format_command('evaluate')} {run} --episodes 100")
     print(f"train on: {command.format_command('train')} --resume {run} --stop env_steps={2 * steps}")
     return 0
 

@@ -41,7 +41,7 @@ class Row(NamedTuple):
 # heading -> (link below it, rows)
 TABLE: dict[str, tuple[str, tuple[Row, ...]]] = {
     "Classic control": (
-        "Written in JAX, so that they run inside the training program; EnvPool has them, too: [environments](environments.md).",
+        "In JAX, inside the training program; EnvPool has them, too: [environments](environments.md).",
         (
             Row("CartPole-v1", "balance a pole on a cart", "[4]", "2 choices"),
             Row("Acrobot-v1", "swing two links up", "[6]", "3 choices"),
@@ -51,10 +51,9 @@ TABLE: dict[str, tuple[str, tuple[Row, ...]]] = {
         ),
     ),
     "Environments of jrl": (
-        "Small tasks in JAX for masks, memory, goals and exploration: [environments](environments.md).",
+        "Small tasks in JAX; those for masks, memory and goals have no pictures: [environments](environments.md).",
         (
             Row("Catch-v0", "catch the falling ball", "[10, 5]", "3 choices"),
-            Row("PointMaze-v0", "reach a goal in a maze", "achieved_goal [2], desired_goal [2], observation [4]", "Box [2]"),
         ),
     ),
     "Several agents": (
@@ -110,8 +109,8 @@ TABLE: dict[str, tuple[str, tuple[Row, ...]]] = {
                 "jumanji:Game2048-v1", "add equal tiles", "action_mask [4], board [4, 4]", "4 choices",
                 "suite-jumanji.png",
             ),
-            Row("xminigrid:MiniGrid-Empty-8x8", "go to the goal", "[7, 7, 2] int32", "6 choices", "suite-xminigrid.png"),
-            Row("navix:Navix-Empty-8x8-v0", "go to the goal", "[8, 8, 3] int32", "7 choices", "suite-navix.png"),
+            Row("xminigrid:MiniGrid-Empty-8x8", "go to a goal", "[7, 7, 2] int32", "6 choices", "suite-xminigrid.png"),
+            Row("navix:Navix-Empty-8x8-v0", "go to the goal", "[8, 8, 3] uint8", "7 choices", "suite-navix.png"),
             Row("pgx:connect_four", "four in a row", "action_mask [8], obs [6, 7, 2]", "8 choices", "suite-pgx.svg"),
         ),
     ),
@@ -158,10 +157,11 @@ def page() -> str:
     lines = ["# Gallery of environments", ""]
     lines += ["For choosing an environment: pictures, spaces, and the shipped configs that train on it. To train:", ""]
     lines += ["```bash", "python -m jrl.train ppo_catch", "```", ""]
-    lines += ["`[4]` is an array of four floats. Your own environment: [tutorial](tutorials/own_environment.md). All ids:"]
-    lines += ["[environments](environments.md), [suites](suites.md).", ""]
+    lines += ["`[4]` is an array of four floats. All ids: [environments](environments.md), [suites](suites.md)."]
+    lines += ["Your own environment: [tutorial](tutorials/own_environment.md).", ""]
     for heading, (text, section) in TABLE.items():
-        lines += [f"## {heading}", "", text, "", "| | environment | observation | action | configs |", "| --- | --- | --- | --- | --- |"]
+        lines += [f"## {heading}", "", text, ""]
+        lines += ["| | environment | observation | action | configs |", "| --- | --- | --- | --- | --- |"]
         for row in section:
             names = configs(row.id)
             shown = ", ".join(f"`{name}`" for name in names[:_CONFIGS]) or "-"

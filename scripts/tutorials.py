@@ -88,10 +88,13 @@ def execute(cells: list[Cell], directory: Path, timeout_s: int = 600) -> list[li
     made = nbformat.reads(notebook_text(cells), as_version=4)
     client = nbclient.NotebookClient(made, timeout=timeout_s, resources={"metadata": {"path": str(directory)}})
     client.execute()
-    return [[output for raw in cell.get("outputs", []) for output in _read_output(raw, directory)] for cell in made.cells]
+    raw = [cell.get("outputs", []) for cell in made.cells]
+    return [[output for one in outputs for output in _read_output(one, directory)] for outputs in raw]
 
 
 def _read_output(raw: Any, directory: Path) -> list[Output]:
+    if raw.output_type == "stream" and raw.name == "stderr":  # logs of libraries
+        return []
     if raw.output_type == "stream":
         return [Output(raw.text.replace(f"{directory}/", ""))]
     if "image/png" in raw.get("data", {}):
@@ -106,7 +109,8 @@ def page(name: str, cells: list[Cell], outputs: list[list[Output]]) -> tuple[str
         if not cell.is_code:
             parts.append(cell.text)
             if number == 0:  # below the title
-                parts.append(f"This page as a [notebook]({name}.ipynb) and as a [script](../../examples/tutorials/{name}.py).")
+                script = f"../../examples/tutorials/{name}.py"
+                parts.append(f"This page as a [notebook]({name}.ipynb) and as a [script]({script}).")
             continue
         parts.append(f"```python\n{cell.text}\n```")
         printed = "".join(output.content for output in found if isinstance(output.content, str)).strip("\n")

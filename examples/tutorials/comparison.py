@@ -24,8 +24,8 @@ from jrl.train import main as train
 # With an environment in JAX, `--seeds 8` trains eight runs in one program. Each member is the same run as alone.
 
 # %%
-common = ["ppo", "--set", "env.backend=jax", "--set", "algo.lr=1e-3", "--stop", "env_steps=40000", "--stop", "episode/return=null"]
-status = train([*common, "--seeds", "8", "--out", "runs/seeds"])
+common = ["ppo", "--set", "env.backend=jax", "--stop", "env_steps=40000", "--stop", "episode/return=null"]
+status = train([*common, "--set", "algo.lr=1e-3", "--seeds", "8", "--out", "runs/seeds"])
 
 # %%
 plot("runs/seeds")
@@ -66,12 +66,7 @@ for count in (1, 2, 4, 8):
 # A sweep trains each point with the same number of seeds. Floats such as `algo.lr` share one program.
 
 # %%
-status = sweep(
-    [
-        *["ppo", "--set", "env.backend=jax", "--stop", "env_steps=40000", "--stop", "episode/return=null"],
-        *["--set", "algo.lr=log(1e-4,1e-2,3)", "--seeds", "5", "--out", "runs/sweep"],
-    ]
-)
+status = sweep([*common, "--set", "algo.lr=log(1e-4,1e-2,3)", "--seeds", "5", "--out", "runs/sweep"])
 
 # %% [markdown]
 # ## The report

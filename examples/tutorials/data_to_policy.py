@@ -6,6 +6,9 @@
 # commands.
 
 # %%
+import json
+from pathlib import Path
+
 import gymnasium
 import numpy as np
 
@@ -21,19 +24,19 @@ from jrl.types import Box, Discrete
 # ## Record episodes
 #
 # An episode of T steps has T + 1 observations, T actions and T rewards. `terminated` is a true end, `truncated` a time
-# limit. A simple controller plays CartPole-v1 here: it pushes to the side to which the pole falls. Every third action
-# is random, so that the data also show how to recover.
+# limit. The task is MountainCar-v0: each step costs 1 until a weak engine has brought the car out of a valley, for at
+# most 200 steps. Learning from nothing is hard, because random actions never reach the end. A simple idea does: push in
+# the direction in which the car moves. The controller does so in two of three steps, and acts at random in the others.
 
 # %%
-env, rng = gymnasium.make("CartPole-v1"), np.random.default_rng(0)
+env, rng = gymnasium.make("MountainCar-v0"), np.random.default_rng(0)
 
 
 def play(seed):
     """Returns an episode of the controller."""
     obs, actions, rewards, over = [env.reset(seed=seed)[0]], [], [], False
     while not over:
-        fall = obs[-1][2] + 0.3 * obs[-1][3]  # angle and its velocity
-        action = int(rng.integers(2)) if rng.random() < 1 / 3 else int(fall > 0)
+        action = int(rng.integers(3)) if rng.random() < 1 / 3 else 2 * int(obs[-1][1] > 0)
         after, reward, terminated, truncated, _ = env.step(action)
         obs.append(after)
         actions.append(action)
@@ -43,7 +46,7 @@ def play(seed):
 
 
 episodes = [play(seed) for seed in range(60)]
-store = data.of_episodes(Box((4,)), Discrete(2), episodes, meta={"env": "CartPole-v1", "source": "controller"})
+store = data.of_episodes(Box((2,)), Discrete(3), episodes, meta={"env": "MountainCar-v0", "source": "controller"})
 data.write(store, "sets/controller")
 print(f"{store.num_episodes} episodes, mean return {store.returns().mean():.0f}")
 
@@ -61,57 +64,55 @@ status = data_command(["inspect", "sets/controller"])
 #
 # Behaviour cloning (`bc`) makes the actions of the data likely. It steps no environment. A fifth of the episodes is
 # held out, to see whether the policy learns them by heart. `stop` counts updates, since there are no steps to count.
+# Velocities are at most 0.07 here, so `normalize_obs` scales the observations by the statistics of the data.
 
 # %%
-imitation = ["--algo", "bc", "--env", "CartPole-v1", "--set", "env.backend=jax", "--set", "algo.lr=1e-3"]
-sources = ["--set", "data.input=sets/controller", "--set", "data.validation=0.2"]
-status = train([*imitation, *sources, "--stop", "updates=1500", "--out", "runs/imitation"])
+task = ["--env", "MountainCar-v0", "--set", "env.backend=jax", "--set", "algo.normalize_obs=true"]
+sources = ["--set", "data.input=sets/controller", "--set", "data.validation=0.2", "--set", "algo.lr=1e-3"]
+status = train(["--algo", "bc", *task, *sources, "--stop", "updates=600", "--out", "runs/imitation"])
 
 # %%
 status = evaluate(["runs/imitation", "--episodes", "100"])
 
 # %% [markdown]
-# The data have random actions in between. The best actions of the imitating policy leave these out, so it may
-# well be better than what it imitates. It cannot be better than the controller's idea, though.
+# The data have random actions in between. The best actions of the imitating policy leave these out, so it is better
+# than what it imitates. It cannot be better than the controller's idea, though.
 #
 # Can you judge a policy without an environment? Often: [estimates](../data.md#judging-a-policy-without-running-it).
 #
 # ## Fine-tune
 #
-# `--init-from` takes the weights of a run into another one. PPO has a value network beside the policy, and the imitating
-# run had none. An untrained value would spoil the policy at once, so `configs/ppo_from_bc.yaml` trains the value alone
+# `--init-from` takes the weights of a run into another one. PPO has a value network beside the policy; the first run had
+# none. An untrained value would spoil the policy at once, so `configs/ppo_from_bc.yaml` trains the value alone
 # in the first 8 updates (`algo.policy_after: 8`), with a larger step size.
 
 # %%
-status = train(["ppo_from_bc", "--init-from", "runs/imitation", "--stop", "env_steps=24576", "--out", "runs/tuned"])
+budget = ["--stop", "env_steps=32768", "--stop", "evaluation/return=null", "--set", "evaluation.every=8192"]
+status = train(["ppo_from_bc", *task, *budget, "--init-from", "runs/imitation", "--out", "runs/tuned"])
 
 # %%
-status = evaluate(["runs/tuned", "--episodes", "100"])
+status = evaluate(["runs/tuned", "--episodes", "100", "--latest"])
 
 # %% [markdown]
 # ## Was the data set worth it?
 #
 # The control is the same run with no weights to begin with. Without this comparison there is no telling what the data
-# contributed. It may change its policy from the first update on.
+# contributed. Its policy may change from the first update on.
 
 # %%
-status = train(["ppo_from_bc", "--set", "algo.policy_after=0", "--stop", "env_steps=24576", "--out", "runs/scratch"])
+status = train(["ppo_from_bc", *task, *budget, "--set", "algo.policy_after=0", "--out", "runs/scratch"])
 
 # %%
-import json
-from pathlib import Path
-
 for name in ("tuned", "scratch"):
     rows = [json.loads(line) for line in Path(f"runs/{name}/result.jsonl").read_text().splitlines()]
-    found = {row["evaluation/env_steps"] if "evaluation/env_steps" in row else row["env_steps"]: row for row in rows}
-    points = [(steps, row["evaluation/return"]) for steps, row in found.items() if row.get("evaluation/return")]
-    print(f"{name}:", *(f"{steps:,}: {value:.0f}" for steps, value in points))
+    evaluations = {round(row["evaluation/return"]): row["env_steps"] for row in rows if row.get("evaluation/return")}
+    print(f"{name}:", *(f"{value} ({steps:,} steps)" for value, steps in evaluations.items()))
 
 # %% [markdown]
-# This is one seed of each. To be sure, run several: [Seeds, sweeps and honest comparison](comparison.md).
+# RESULT
 #
 # ## Next
 #
-# * Learn from rewards in the data, not only from its actions: [`iql`](../algorithms/iql.md), [`fql`](../algorithms/fql.md).
+# * Learn from the rewards of the data, too: [`iql`](../algorithms/iql.md), [`fql`](../algorithms/fql.md).
 # * Learn from data and the environment at once: `data.input: {sampler: 0.5, sets/controller: 0.5}`, in
 #   [data sets](../data.md#pre-train-then-fine-tune).

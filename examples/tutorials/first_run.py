@@ -26,7 +26,7 @@ config = (
     PPOConfig()
     .environment("CartPole-v1", backend="jax")
     .env_runners(num_envs=8)
-    .training(lr=2.5e-3, gamma=0.98, lambda_=0.9)
+    .training(lr=2.5e-3, gamma=0.98, gae_lambda=0.9)
     .reporting(min_sample_timesteps_per_iteration=10_000)
     .debugging(out="runs/first", seed=0)
 )
@@ -48,13 +48,13 @@ plot("runs/first")
 # %% [markdown]
 # ## Look at the run directory
 #
-# A row per report is in `result.jsonl`; `config.yaml` has every setting. [Config](../config.md) explains the keys of both.
+# `result.jsonl` has a row per report, `config.yaml` every setting. [Config](../config.md) explains the keys of both.
 
 # %%
 print(*sorted(path.name for path in algo.logdir.iterdir()), sep="\n")
 
 # %%
-rows = [json.loads(line) for line in open("runs/first/result.jsonl")]
+rows = [json.loads(line) for line in (algo.logdir / "result.jsonl").read_text().splitlines()]
 for name in ("env_steps", "episode/return", "loss/policy", "policy/entropy", "perf/steps_per_s"):
     print(f"{name}: {rows[-1][name]:.4g}")
 
@@ -92,8 +92,8 @@ print(f"50 episodes: return {found['episode_return_mean']:.0f}, at least {found[
 # %% [markdown]
 # ## Continue
 #
-# A restored run has the weights, the optimizer, the counters and the environments of the checkpoint. So it goes on where
-# the first one ended:
+# A restored run has the weights, the optimizer, the counters and the environments of the checkpoint. So it goes on
+# where the first one ended:
 
 # %%
 result = again.train()
@@ -107,7 +107,7 @@ again.stop()
 
 # %%
 try:
-    PPOConfig().training(learning_rte=1e-3)
+    PPOConfig().training(gama=0.98)
 except Exception as error:
     print(error)
 

@@ -157,13 +157,13 @@ from jrl.errors import InputError
 
 for wrong in ({"baseline_coeff": 1.0}, {"baseline_coef": -1.0}):
     try:
-        ReinforceConfig().training(**wrong).validate()
+        ReinforceConfig().environment("CartPole-v1").training(**wrong).validate()
     except InputError as error:
         print(error)
 
 # %% [markdown]
 # ## Next
 #
-# * An algorithm with replay has `learns_from = Replay` and gets batches: [With replay](../own-algorithm.md#with-replay).
+# * An algorithm that learns from a replay buffer: [With replay](../own-algorithm.md#with-replay).
 # * To change only the loss of an existing algorithm: [Another loss only](../own-algorithm.md#another-loss-only).
 # * `jrl/algos/ppo.py` is written the same way, and reads from top to bottom.

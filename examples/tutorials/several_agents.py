@@ -15,8 +15,8 @@ from jrl.envs import make
 # %% [markdown]
 # ## An environment with two agents
 #
-# In `MultiAgentCartPole-v1` each agent balances a pole of its own. Whoever drops the pole leaves, and the other goes on.
-# Each agent has observations, actions, rewards and ends of its own. Four environments of two agents are 8 slots of a batch.
+# In `MultiAgentCartPole-v1` each agent balances a pole of its own. An agent whose pole falls leaves, and the other goes
+# on. Each agent has its own observations, actions, rewards and ends. Four environments of two agents are a batch of 8.
 
 # %%
 env = make("MultiAgentCartPole-v1", num_envs=4)
@@ -91,7 +91,8 @@ config = (
 game = config.build()
 for _ in range(5):
     league = game.train()["league"]
-    print(f"{game.env_steps:,} steps: wins {league['win_rate']:.0%} against {league['size'] - 1} copies, Elo {league['elo']:.0f}")
+    wins = f"wins {league['win_rate']:.0%} against {league['size'] - 1} copies"
+    print(f"{game.env_steps:,} steps: {wins}, Elo {league['elo']:.0f}")
 
 # %% [markdown]
 # The win rate stays near the threshold, because the opponents improve too. Elo counts against all copies, so it shows
@@ -113,5 +114,5 @@ game.stop()
 #
 # * Your own game in JAX is a `MultiDefinition`, and PettingZoo's and RLlib's classes work as they are:
 #   [environments](../environments.md#several-agents).
-# * Critics that see everything (MAPPO), teams (VDN, QMIX): [several agents](../multi-agent.md#a-critic-that-sees-more-mappo).
+# * Critics that see everything, teams: [several agents](../multi-agent.md#a-critic-that-sees-more-mappo).
 # * Leagues with policies that come and go: `examples/league.py`.

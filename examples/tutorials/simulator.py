@@ -55,9 +55,7 @@ address = f"http://127.0.0.1:{port}"
 # %%
 client, simulator = PolicyClient(address), gymnasium.make("CartPole-v1")
 
-start = time.perf_counter()
 episode, (obs, _), over = client.start_episode(), simulator.reset(seed=0), False
-print(f"the server answered after {time.perf_counter() - start:.0f} s")
 start, steps = time.perf_counter(), 0
 while not over:
     action = client.get_action(episode, obs)

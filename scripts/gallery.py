@@ -81,7 +81,7 @@ TABLE: dict[str, tuple[str, tuple[Row, ...]]] = {
         ),
     ),
     "Atari": (
-        "EnvPool has 62 games. Observations are stacks of four frames: [environments](environments.md).",
+        "By EnvPool. Observations are stacks of four frames: [environments](environments.md).",
         (
             Row("Pong-v5", "table tennis", "[4, 84, 84] uint8", "6 choices"),
             Row("Breakout-v5", "break a wall with a ball", "[4, 84, 84] uint8", "4 choices"),
@@ -136,13 +136,15 @@ def describe(space: Any, *, is_action: bool = False) -> str:
 
 
 def configs(id: str) -> list[str]:
-    """Returns the names of shipped configs that train on an environment, PPO's first."""
+    """Returns the names of shipped configs that train on an environment: of common algorithms first."""
     found = []
     for path in (ROOT / "configs").glob("*.yaml"):
         env = (yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader) or {}).get("env")
         if (env.get("id") if isinstance(env, dict) else env) == id:
             found.append(path.stem)
-    return sorted(found, key=lambda name: (not name.startswith("ppo"), len(name), name))
+    first = ("ppo", "sac", "dqn", "td3")
+    rank = lambda name: first.index(name.split("_")[0]) if name.split("_")[0] in first else len(first)
+    return sorted(found, key=lambda name: (rank(name), len(name), name))
 
 
 def file_name(row: Row) -> str:
@@ -188,7 +190,7 @@ def draw(row: Row) -> None:
 
 
 def _render(id: str) -> Any:
-    """Returns a picture [H, W, 3] u8 of the first state of an environment."""
+    """Returns a picture [H, W, 3] u8 of the first state of an environment, of a board game after some moves."""
     import jax
     import numpy as np
 
@@ -206,7 +208,10 @@ def _render(id: str) -> Any:
         return found.repeat(12, 0).repeat(12, 1)
     several = len(made.spec.agents) > 1
     drawn: Any = render.make_games(section, lambda _: make(id, **plain)) if several else render.make(section, made.spec)
-    drawn.reset()
+    obs, rng = drawn.reset(), np.random.default_rng(0)
+    for _ in range(7 if isinstance(obs, dict) and several else 0):  # moves of a board game, each an allowed one
+        mask = np.asarray(obs["action_mask"])
+        obs = drawn.step((rng.random(mask.shape) * mask).argmax(-1).astype(np.int32)).obs
     return drawn.render(0) if several else drawn.render()
 
 

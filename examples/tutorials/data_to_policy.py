@@ -82,9 +82,9 @@ status = evaluate(["runs/imitation", "--episodes", "100"])
 #
 # ## Fine-tune
 #
-# `--init-from` takes the weights of a run into another one. PPO has a value network beside the policy; the first run had
-# none. An untrained value would spoil the policy at once, so `configs/ppo_from_bc.yaml` trains the value alone
-# in the first 8 updates (`algo.policy_after: 8`), with a larger step size.
+# `--init-from` takes the weights of a run into another one. PPO has a value network beside the policy; behaviour
+# cloning had none. An untrained value would spoil the policy at once, so `configs/ppo_from_bc.yaml` trains the value
+# alone in the first 8 updates (`algo.policy_after: 8`), with a larger step size.
 
 # %%
 budget = ["--stop", "env_steps=32768", "--stop", "evaluation/return=null", "--set", "evaluation.every=8192"]

@@ -104,8 +104,8 @@ train(Boat, 40_000)
 # ## The same in JAX
 #
 # A `Definition` describes B environments at once, with a limit of 100 steps here. Its state is a tree of arrays whose
-# first axis is B. `draws`, numbers in [0, 1) of shape [num_draws, B], are all the randomness there is, so that a run can
-# be repeated exactly. There is no `if` on values: use `jnp.where`.
+# first axis is B. `draws`, numbers in [0, 1) of shape [num_draws, B], are all the randomness there is, so that a run
+# can be repeated exactly. There is no `if` on values: use `jnp.where`.
 
 
 # %%

@@ -23,6 +23,7 @@ SOURCES = ROOT / "examples" / "tutorials"
 PAGES = ROOT / "docs" / "tutorials"
 _OUTPUT = re.compile(r"(```text\n.*?\n```|!\[output\]\([^)]+\))\n\n", re.S)  # these forms are kept for outputs
 _WIDTH = 150
+_FIRST, _LAST = 14, 10  # lines of a long output that are shown
 
 
 class Cell(NamedTuple):
@@ -115,7 +116,10 @@ def page(name: str, cells: list[Cell], outputs: list[list[Output]]) -> tuple[str
         parts.append(f"```python\n{cell.text}\n```")
         printed = "".join(output.content for output in found if isinstance(output.content, str)).strip("\n")
         if printed:
-            wrapped = [part for line in printed.splitlines() for part in (textwrap.wrap(line, _WIDTH) or [""])]
+            lines = printed.splitlines()
+            if len(lines) > _FIRST + _LAST + 1:
+                lines = [*lines[:_FIRST], "...", *lines[-_LAST:]]
+            wrapped = [part for line in lines for part in (textwrap.wrap(line, _WIDTH) or [""])]
             parts.append("```text\n" + "\n".join(line.rstrip() for line in wrapped) + "\n```")
         for output in found:
             if isinstance(output.content, bytes):

@@ -43,8 +43,8 @@ print("returns:", *found.round())
 print(f"least {found.min():.0f}, mean {found.mean():.0f}, greatest {found.max():.0f}")
 
 # %% [markdown]
-# All eight had the same settings. A method that is measured on the luckiest seed looks much better than one measured on
-# an unlucky seed, and nothing but luck is between them.
+# All eight have the same settings. The luckiest seed has a third more than the unluckiest. If two methods were measured
+# with one seed each, this could be all that is between them.
 #
 # ## How many seeds?
 #
@@ -78,8 +78,33 @@ status = sweep([*common, "--set", "algo.lr=log(1e-4,1e-2,3)", "--seeds", "5", "-
 status = report(["runs/sweep", "--out", "report"])
 
 # %%
-methods = json.loads(Path("report/report.json").read_text())["tasks"]
-print(json.dumps(methods, indent=1)[:3000])
+found = json.loads(Path("report/report.json").read_text())
+for row in found["per_task"]:
+    iqm = row["iqm"]
+    print(f"{row['method']}: IQM {iqm['value']:.0f}, 95 % interval {iqm['low']:.0f} to {iqm['high']:.0f}")
+for row in found["improvement"]:
+    print(f"probability that {row['method']} beats {row['over']}: {row['value']:.2f}")
 
 # %%
 plot("runs/sweep")
+
+# %% [markdown]
+# `report/index.html` is the same as a page, with curves and every run. Here the intervals lie apart, so five seeds are
+# enough. Intervals that overlap would ask for more seeds, and not for another look at the same ones.
+#
+# ## What makes a comparison honest
+#
+# * **Every method gets the same effort.** Three step sizes for one method and thirty for another compare the effort.
+# * **The score is fixed before the runs**: here the last 100 episodes, not the best moment of a run. A maximum of many
+#   noisy numbers is luck.
+# * **The best point of a sweep is lucky, too.** Its seeds did well, so it was chosen. Train it again with new seeds,
+#   `--set run.seed=100 --seeds 5`, and report these.
+# * **Say what you measured**: the number of seeds, the number of settings that you tried, the budget, and the failures.
+# * **One task is one task.** The report says so at its top. A table over several tasks needs
+#   [normalised scores](../reports.md#over-tasks).
+#
+# ## Next
+#
+# * Search a space instead of a grid, stop bad points early: [sweeps](../sweeps.md).
+# * Evaluations with the best actions instead of training returns: [evaluation](../evaluation.md).
+# * What the report computes, and runs of other libraries in it: [reports](../reports.md).

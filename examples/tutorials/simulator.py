@@ -24,7 +24,8 @@ from jrl.serve.client import PolicyClient
 # ## Start the server
 #
 # The server has to know the spaces of observations and actions, nothing else of the simulator. In a terminal this is
-# `python -m jrl.serve ppo --set ...`; here the notebook starts the same command.
+# `python -m jrl.serve ppo --set ...`; here the notebook starts the same command. `env.num_envs` is the largest
+# number of episodes at a time: eight simulators could play. One does here.
 
 # %%
 with socket.socket() as any_free:

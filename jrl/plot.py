@@ -37,30 +37,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+class Picture(type(Path())):  # type: ignore[misc]  # the class of this platform
+    """Path of a picture; a notebook shows the picture."""
+
+    def _repr_png_(self) -> bytes:
+        return self.read_bytes()
+
+
 def plot(
-    runs: Iterable[str | Path], png: str | Path | None = None, *, x: str = "env_steps", y: str | None = None
-) -> Path:
+    runs: str | Path | Iterable[str | Path],
+    png: str | Path | None = None,
+    *,
+    x: str = "env_steps",
+    y: str | None = None,
+) -> Picture:
     """Draws the learning curves of run directories.
 
     A single run has its curve with a percentile band and its evaluations. Several runs and populations have the
     interquartile mean over the seeds of each config, with its interval.
 
     Args:
-      runs: run directories; runs whose configs differ only in the seed are one curve.
+      runs: run directory or directories; runs whose configs differ only in the seed are one curve.
       png: file to write; None: learning_curve.png, for a single run or population in its directory.
       x, y: metrics of the result rows; y None: `episode/return`, for a population `evaluation/return` if rows have it.
     Returns:
-      The path of the picture.
+      The path of the picture, which a notebook shows.
     Raises:
       InputError: a directory holds no run, or no row has both metrics.
     """
-    directories = [resolve_as_typed(run, "plot", "any") for run in runs]
+    given = [runs] if isinstance(runs, str | Path) else runs
+    directories = [resolve_as_typed(run, "plot", "any") for run in given]
     if png is not None or len(directories) > 1:
         png = resolve_as_typed(png or "learning_curve.png", "--out", "new file")
     else:
         png = directories[0] / "learning_curve.png"
     try:
-        return _draw(directories, png, x=x, y=y)
+        return Picture(_draw(directories, png, x=x, y=y))
     except OSError as e:
         raise InputError(f"plot: {e.filename or png}: {e.strerror or e}: choose another --out, or other runs") from e
 
@@ -80,7 +92,7 @@ def _draw(directories: Sequence[Path], png: Path, *, x: str, y: str | None) -> P
     return plots.plot_learning_curve(run.path, png, x=x, y=y, stop=stop, title=title)
 
 
-__all__ = ["main", "plot"]
+__all__ = ["Picture", "main", "plot"]
 
 if __name__ == "__main__":
     sys.exit(command.run(main))

@@ -27,6 +27,23 @@ PAGES = {
     "replay": "replay.md",
     "rollout": "scaling.md",
 }
+# heading of a table -> page of its messages that name no key
+HEADINGS = {
+    "clients play": "serving.md",
+    "data sets": "data.md",
+    "episodes that clients play": "serving.md",
+    "hindsight": "replay.md",
+    "names of Stable-Baselines3": "from-sb3.md",
+    "options of an algorithm": "algorithms/index.md",
+    "populations": "evolution.md",
+    "python -m jrl.config asks the environments": "environments.md",
+    "ranges: test_bounds.py has every key": "algorithms/index.md",
+    "runs that cannot be": "config.md",
+    "search": "search.md",
+    "teachers and mirror images": "robotics.md",
+    "what holds a policy to the data": "data.md",
+    "what the critic alone reads": "networks.md",
+}
 _FALLBACK = {"commands": "quickstart.md", "config": "config.md", "migrate": "rllib-users.md"}
 
 
@@ -43,10 +60,10 @@ def messages(text: str) -> list[tuple[str, list[str]]]:
     return [(heading, lines) for heading, lines in found if lines]
 
 
-def link(message: str, table: str) -> str:
-    """Returns the page, under docs/, that explains the first key of a message."""
-    key = re.search(rf"\b({'|'.join(PAGES)})\.\w", message)
-    return PAGES[key[1]] if key else _FALLBACK[table]
+def link(message: str, table: str, heading: str = "") -> str:
+    """Returns the page, under docs/, that explains the first key of a message, or else the subject of its heading."""
+    key = re.search(rf"\b({'|'.join(PAGES)})(?:\.\w|: )", message)
+    return PAGES[key[1]] if key else HEADINGS.get(heading, _FALLBACK[table])
 
 
 def page() -> str:
@@ -62,7 +79,7 @@ def page() -> str:
             lines += [f"### {heading[0].upper()}{heading[1:]}", ""] if heading else []
             for message in found:
                 text = " ".join(message.replace("`", "'").split())
-                lines.append(f"* `{text}` ([more]({link(message, table)}))")
+                lines.append(f"* `{text}` ([more]({link(message, table, heading)}))")
             lines.append("")
     return "\n".join(lines)
 

@@ -33,8 +33,10 @@ def test_the_command_draws_one_run_or_several(tmp_path, capsys):
 
 def test_several_runs_have_the_means_of_their_seeds_and_the_target(tmp_path, monkeypatch):
     runs = [run(tmp_path / str(i), seed=i, lr=lr, rows=((10, i), (20, 9))) for i, lr in enumerate((1e-3, 1e-4, 1e-3))]
-    monkeypatch.setattr(plots, "save", lambda figure, png: figure)
-    (axes,) = plot.plot(runs, tmp_path / "all.png").axes
+    drawn = []
+    monkeypatch.setattr(plots, "save", lambda figure, png: drawn.append(figure) or png)
+    assert plot.plot(runs, tmp_path / "all.png") == tmp_path / "all.png"
+    (axes,) = drawn[0].axes
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["algo.lr=0.001 (2 runs)", "algo.lr=0.0001"]
     lines = [line.get_xydata().tolist() for line in axes.lines]
     assert [[1, 475], [0, 475]] in [line[::-1] for line in lines]

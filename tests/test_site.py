@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from jrl import algos, api
+from jrl import algos, api, envs
+from jrl.errors import InputError
 
 ROOT = Path(__file__).parent.parent
 
@@ -103,15 +104,42 @@ def test_error_messages_have_pages(script):
     """Each message of the tables is on the page, once, with a link to a page of docs/."""
     error_pages = script("error_pages")
     found = re.findall(r"^\* `(.+)` \(\[more\]\((.+)\)\)$", error_pages.page(), re.M)
-    assert len(found) > 300 and {page for _, page in found} <= set(error_pages.PAGES.values()) | {
-        *("config.md", "quickstart.md", "rllib-users.md")
-    }
+    pages = {*error_pages.PAGES.values(), *error_pages.HEADINGS.values()}
+    assert len(found) > 300 and {page for _, page in found} <= pages | {"config.md", "quickstart.md", "rllib-users.md"}
     assert all((ROOT / "docs" / page).exists() for _, page in found)
     assert ("unknown key algo.gama: did you mean algo.gamma?", "algorithms/index.md") in found
+    assert ("arguments are required: --out", "data.md") in found  # names no key: by the heading of its table
+    text = "".join(path.read_text() for path in (ROOT / "tests" / "errors").glob("*.yaml"))
+    assert [heading for heading in error_pages.HEADINGS if f" {heading}\n" not in text] == []
 
 
 def test_the_navigation_has_each_page():
     """`mkdocs build --strict` says so, too; this test needs no mkdocs."""
     text = (ROOT / "mkdocs.yml").read_text()
     named = set(re.findall(r"^ +- ([\w/-]+\.md)$", text, re.M))
-    assert named == {path.name for path in (ROOT / "docs").glob("*.md")} | {"algorithms/index.md"}
+    tutorials = {f"tutorials/{path.name}" for path in (ROOT / "docs" / "tutorials").glob("*.md")}
+    assert named == {path.name for path in (ROOT / "docs").glob("*.md")} | {"algorithms/index.md"} | tutorials
+
+
+def test_the_gallery_is_what_the_script_writes(script):
+    """Otherwise: python scripts/gallery.py --write"""
+    gallery = script("gallery")
+    assert gallery.PAGE.read_text() == gallery.page()
+    drawn = {gallery.file_name(row) for row in gallery.rows() if not row.picture.endswith(".svg")}
+    files = list(gallery.PICTURES.iterdir())
+    assert {path.name for path in files} == drawn and sum(path.stat().st_size for path in files) < 400_000
+
+
+@pytest.mark.slow
+def test_spaces_of_the_gallery(script):
+    """The table has the spaces of each environment whose package is installed."""
+    gallery, wrong = script("gallery"), []
+    for row in gallery.rows():
+        try:
+            spec = envs.make(row.id, num_envs=1, normalize_actions=False, clip_actions=False).spec
+        except InputError:
+            assert ":" in row.id  # a suite
+            continue
+        found = gallery.describe(spec.observation), gallery.describe(spec.action, is_action=True)
+        wrong += [(row.id, found)] if found != (row.observation, row.action) else []
+    assert wrong == []

@@ -78,9 +78,11 @@ def of_module(module: str) -> tuple[str, ...]:
 
 
 def is_own(name: object) -> bool:
-    """Returns whether a name is a user's module: a name with dots, or a module that can be imported."""
+    """Returns whether a name is a user's module: with dots, importable, or `__main__` (a script or notebook)."""
     if not isinstance(name, str) or name in _MODULES:
         return False
+    if name == "__main__":
+        return True
     if "." in name or not name.isidentifier():
         return "." in name
     try:

@@ -86,6 +86,11 @@ class Signals:
             raise KeyboardInterrupt
 
 
+def _is_in_notebook() -> bool:
+    """Returns whether this process is the kernel of a notebook, which must survive an interruption."""
+    return "ipykernel.kernelapp" in sys.modules
+
+
 def _write_line(line: str) -> None:
     """Writes a line to stderr from any thread, below a progress bar."""
     with contextlib.suppress(OSError):
@@ -101,6 +106,9 @@ def watch_signals(then: str = SAVES) -> Iterator[Signals]:
     that does not return to Python (a compilation, a program that hangs), the process ends a second later, with the same
     line and status. Another SIGTERM or SIGHUP is ignored: schedulers repeat them. SIGHUP means that the terminal was
     closed; if it is ignored, as by nohup, it stays ignored.
+
+    In the kernel of a notebook the process never ends: a second interruption stays a KeyboardInterrupt of the cell, and
+    the variables of the notebook are kept.
 
     Outside of the main thread nothing is watched, and the yielded object stays false.
 
@@ -121,7 +129,7 @@ def watch_signals(then: str = SAVES) -> Iterator[Signals]:
         with _watch_wakeup_pipe(found, numbers):
             yield found
     except BaseException:  # any type: a library may have replaced the KeyboardInterrupt by its own exception
-        if not found._answered.is_set():
+        if not found._answered.is_set() or _is_in_notebook():
             raise
         before[signal.SIGINT] = signal.SIG_DFL  # a third Ctrl-C ends Python's own waits at exit
         _write_line(_TWICE)
@@ -157,6 +165,7 @@ def _watch_wakeup_pipe(found: Signals, awaited: list[signal.Signals]) -> Iterato
                 elif (
                     number == signal.SIGINT
                     and now - first > _DUPLICATE_S
+                    and not _is_in_notebook()
                     and not (found._answered.wait(_ANSWER_S) and found._left.wait(_CLOSE_S))
                 ):
                     _write_line(_TWICE)

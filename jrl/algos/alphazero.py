@@ -11,7 +11,8 @@ that waits takes the last action, as `envs.board_games` and pgx define it. Witho
 
     loss      -sum_a share(a) log pi(a | s) - ent_coef H(pi(. | s)) + vf_coef (V(s) - target)^2 / 2
     share     the search's improved policy; with `search.kind` puct the shares of its visits
-    target    lambda return of the agent's own rewards; with gae_lambda 1 and gamma 1 the result of the game
+    target    lambda return of the agent's own rewards; with gae_lambda 1 and gamma 1 the result of the game. Before a
+              random move (`random_moves`) it ends with the search's value of that position
 
 The player that waits learns the value of its observation, too. Gradients and metrics are averaged over
 `make(..., axis_name="d")`; float hyper-parameters are leaves of Config.
@@ -34,6 +35,7 @@ from jrl.algos.search import Search
 from jrl.fields.bounds import Count, NonNegative, NonNegativeSchedule, Unit
 from jrl.networks import NetworkConfig
 from jrl.ops import returns, schedules
+from jrl.ops.exploration import masked_logits
 from jrl.types import (
     ActOut,
     Algo,
@@ -52,6 +54,8 @@ from jrl.types import (
 
 DEFAULT_NETWORK = NetworkConfig()
 SHARE = "search"  # key of a rollout's extras: the search's improved policy, [T, B, A] f32
+VALUE = "search_value"  # key of a rollout's extras: the search's value of the position for each agent, [T, B] f32
+RANDOM = "random_move"  # key of a rollout's extras: the move was drawn at random, for all agents, [T, B] bool
 
 
 @hyperparams
@@ -68,6 +72,7 @@ class Config(Common):
     vf_coef: NonNegative = 1.0  # weight of the value loss
     # weight of the policy's entropy: keeps moves of equal value equally likely, so that self-play visits many positions
     ent_coef: NonNegative = 0.0
+    random_moves: Unit = 0.0  # share of moves drawn uniformly from the allowed ones, so that self-play varies
     num_epochs: Count = 1  # passes over each rollout
     num_minibatches: Count = 8  # gradient steps per pass
     microbatch_size: Count | None = None  # rows whose gradient is computed at once; null: chosen for the device
@@ -97,8 +102,9 @@ class Node(NamedTuple):
 
 def policy(cfg: Config, agent: Agent, actor: ActorState, obs: PyTree, memory: PyTree, explore: bool):
     """Returns the distribution of actions [B] of the network alone, and its probabilities in place of a search's."""
-    dist, _, memory = agent.net.step(actor.params, obs, memory)
-    return dist, memory, {SHARE: jax.nn.softmax(dist.logits)}
+    dist, value, memory = agent.net.step(actor.params, obs, memory)
+    extras = {SHARE: jax.nn.softmax(dist.logits), VALUE: value, RANDOM: jnp.zeros(value.shape, bool)}
+    return dist, memory, extras
 
 
 def act_in(cfg: Config, agent: Agent, env: JaxEnv):
@@ -157,10 +163,20 @@ def act_in(cfg: Config, agent: Agent, env: JaxEnv):
         mover, logits, value, allowed = look(actor, obs)
         node = Node(by_game(env_state), mover, jnp.zeros((games,), bool), value)
         blocked = None if allowed is None else ~allowed
-        found = search.run(cfg.search, key, search.Root(logits, value, node), step, blocked, explore=explore)
-        share = all_agents(mover, found.share, jax.nn.one_hot(wait, found.share.shape[-1]))
+        search_key, where_key, move_key = jax.random.split(key, 3)
+        found = search.run(cfg.search, search_key, search.Root(logits, value, node), step, blocked, explore=explore)
+        action, random = found.action, jnp.zeros((games,), bool)
+        if explore:
+            random = jax.random.bernoulli(where_key, cfg.random_moves, (games,))
+            any_move = masked_logits(jnp.zeros_like(logits), allowed)
+            action = jnp.where(random, jax.random.categorical(move_key, any_move).astype(jnp.int32), action)
+        extras = {
+            SHARE: all_agents(mover, found.share, jax.nn.one_hot(wait, found.share.shape[-1])),
+            VALUE: all_agents(mover, found.value, -found.value[:, None]),
+            RANDOM: jnp.repeat(random, num_agents),
+        }
         seen = observer.record(actor.obs_stats, observer.see(actor.obs_stats, obs))
-        return ActOut(all_agents(mover, found.action, jnp.int32(wait)), carry, {SHARE: share, **seen})
+        return ActOut(all_agents(mover, action, jnp.int32(wait)), carry, {**extras, **seen})
 
     by_network = functools.partial(agents.act, cfg, agent, policy)
 
@@ -190,7 +206,10 @@ def targets(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> tuple[
     """Returns Rows [T, B], and metrics of the value."""
     value, done = actor_critic.values(agent, state, rollout)[0], rollout.terminated | rollout.truncated
     gae = {"gamma": cfg.gamma, "gae_lambda": cfg.gae_lambda}
-    _, target = returns.gae(rollout.reward, rollout.terminated, done, value, **gae)
+    # steps after a random move are not those of the policy: the value of the search takes their place, like an end
+    random = rollout.extras[RANDOM]
+    reward = jnp.where(random, rollout.extras[VALUE], rollout.reward)
+    _, target = returns.gae(reward, rollout.terminated | random, done | random, value, **gae)
     share, target = parts.zero_masked(rollout.mask, (rollout.extras[SHARE], target))
     obs, weight = agent.observer.recall(state.obs_stats, rollout), parts.weights(rollout.mask, agent.axis_name)
     chooses = actor_critic.choice(agent, obs)

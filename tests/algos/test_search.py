@@ -134,6 +134,54 @@ def test_a_rollout_of_self_play_records_the_search_of_the_player_that_moves():
     assert not np.asarray(rows.chooses)[waits].any()
 
 
+def test_random_moves_are_allowed_and_not_learned():
+    env = multi_agent.build(board_games.tic_tac_toe(), 16)
+    algo = alphazero.make(alphazero.Config(search=Search(simulations=2), random_moves=1.0), env.spec, NETWORK)
+    env_state, obs = env.reset(KEY)
+    act = jax.jit(algo.act_in(env), static_argnums=4)
+    acted = lambda explore: act(algo.actor(algo.init(KEY)), obs, (), KEY, explore, env_state)
+    out, greedy = acted(True), acted(False)
+    moves = np.asarray(out.action).reshape(16, 2)
+    assert len(set(moves[:, 0])) > 4 and moves[:, 0].max() < 9 and (moves[:, 1] == 9).all()
+    assert np.asarray(out.extras["random_move"]).all() and not np.asarray(greedy.extras["random_move"]).any()
+    assert len(set(np.asarray(greedy.action)[::2])) == 1
+    share, value = (np.asarray(out.extras[name]) for name in ("search", "search_value"))
+    assert (share[::2, 9] < 1e-6).all() and (share[1::2, 9] == 1).all()
+    np.testing.assert_array_equal(value[::2], -value[1::2])  # the player that waits has the opposite value
+
+
+def test_the_search_replaces_the_return_after_a_random_move():
+    env_spec = EnvSpec(Box((4,)), Discrete(2), 1)
+    cfg = alphazero.Config(gamma=0.5, search=Search(simulations=2))
+    algo = alphazero.make(cfg, env_spec, NETWORK)
+    state = algo.init(KEY)
+    rollout = fakes.rollout(algo, env_spec, algo.actor(state), T=4)
+    column = lambda *x: jnp.asarray(x)[:, None]
+    rollout = rollout.replace(
+        reward=column(1.0, 2.0, 4.0, 8.0),
+        terminated=column(False, False, False, True),
+        truncated=column(False, False, False, False),
+        mask=column(True, True, True, True),
+        extras={
+            **rollout.extras,
+            "search_value": column(10.0, 20.0, 30.0, 40.0),
+            "random_move": column(False, True, False, False),
+        },
+    )
+    rows, _ = alphazero.targets(cfg, algo.update.args[1], state, rollout)
+    np.testing.assert_allclose(np.asarray(rows.target)[:, 0], [1.0 + 0.5 * 20.0, 20.0, 4.0 + 0.5 * 8.0, 8.0])
+
+
+def test_the_player_that_looks_one_move_ahead():
+    """It wins if it can, prevents a loss if it must, and makes an allowed move otherwise."""
+    games, _ = positions()
+    definition = board_games.tic_tac_toe()
+    move = script("one_ply_games").one_ply(definition, games.inner, KEY)
+    assert np.asarray(move).tolist() == [best for *_, best in POSITIONS]
+    empty = definition.reset(jnp.zeros((1, 64)))
+    assert len(set(np.asarray(script("one_ply_games").one_ply(definition, empty, KEY)).tolist())) == 9
+
+
 def test_single_agent_search_uses_the_environment():
     """CartPole one step before it falls: only the push back keeps the pole up, and only the environment shows it."""
     env = make_env(EnvConfig(id="CartPole-v1", backend="jax", num_envs=2))
@@ -261,6 +309,8 @@ def test_a_run_its_evaluation_and_its_export(tmp_path):
     policy = jrl.load(out, policy="shared")
     obs = {"obs": np.zeros(19, np.float32), "action_mask": np.array([0, 1, 1, 1, 1, 1, 1, 1, 1, 0], np.int8)}
     assert 1 <= policy.act(obs) <= 8
+    results = script("one_ply_games").play(str(out), 4)
+    assert [found.total() for found in results] == [2, 2]
     export([str(out), "--out", str(tmp_path / "exported"), "--format", "npz"])
     assert list((tmp_path / "exported").iterdir())
 

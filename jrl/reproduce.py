@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -73,17 +74,23 @@ def _reproduce(args: argparse.Namespace) -> int:
             if value < 1:
                 raise InputError(f"--{key} {value}: expected 1 or more")
             row[key] = value
-    reduced = f"-{args.steps}" if args.steps is not None and args.steps != rows[args.name]["steps"] else ""
+    curve = published.of_row(row)
+    if row["steps"] < 0.99 * curve.steps[0]:
+        raise InputError(
+            f"--steps {row['steps']:,}: expected at least {curve.steps[0]:,.0f}, the first published step of this row"
+        )
+    reduced = f"-{args.steps}" if args.steps not in (None, rows[args.name]["steps"]) else ""
     out = resolve_as_typed(args.out or f"runs/reproduce/{args.name}{reduced}", "--out", "directory")
-    typed = shlex.join(["reproduce", *(sys.argv[1:] if args.name in sys.argv else [args.name])])
     for seed in range(1, row["seeds"] + 1):
-        if status := _train(row, seed, out / f"seed-{seed}"):
-            print(f"not complete: the same command continues: {command.format_command('reproduce')} {typed[10:]}")
+        if status := _train(row, seed, curve.source.metric, out / f"seed-{seed}"):
+            given = {key: value for key in ("seeds", "steps", "out") if (value := getattr(args, key)) is not None}
+            typed = shlex.join([args.name, *(f"--{key}={value}" for key, value in given.items())])
+            print(f"not complete: continue with {command.format_command('reproduce')} {typed}")
             return status
     return _compare(args.name, row, out)
 
 
-def _train(row: Mapping[str, Any], seed: int, directory: Path) -> int:
+def _train(row: Mapping[str, Any], seed: int, metric: str, directory: Path) -> int:
     """Trains or continues a seed; returns the exit status, 0 if it is complete already."""
     from jrl import config, train
     from jrl.metrics import loggers
@@ -93,15 +100,14 @@ def _train(row: Mapping[str, Any], seed: int, directory: Path) -> int:
         if reached >= row["steps"]:
             print(f"seed {seed}: complete, {reached:,} steps in {directory}")
             return 0
-    print(f"seed {seed} of {row['seeds']}: {row['env']}, {row['steps']:,} steps")
-    criteria = [name for name in config.mapping(row["config"]).get("stop", {}) if name != "env_steps"]
-    settings = [
-        f"env.id={row['env']}", *row.get("set", ()), f"run.seed={seed}", f"stop.env_steps={row['steps']}",
-        *(f"stop.{name}=null" for name in criteria),
-    ]  # fmt: skip
-    return train.main(
-        [row["config"], *(f"--set={text}" for text in settings), "--resume", "auto", "--out", str(directory)]
-    )
+    print(f"seed {seed} of {row['seeds']}: {row['env']}, {row['steps']:,} steps", flush=True)
+    settings = [f"env.id={row['env']}", *row.get("set", ()), f"run.seed={seed}", f"stop.env_steps={row['steps']}"]
+    cfg = config.load(row["config"], settings)
+    settings += [f"stop.{name}=null" for name in cfg.stop if name != "env_steps"]  # the whole curve is compared
+    if metric == "evaluation/return" and (cfg.evaluation.every or math.inf) > row["steps"]:
+        settings.append(f"evaluation.every={row['steps']}")
+    overrides = [f"--set={setting}" for setting in settings]
+    return train.main([row["config"], *overrides, "--resume", "auto", "--out", str(directory)])
 
 
 def _compare(name: str, row: Mapping[str, Any], out: Path) -> int:
@@ -110,41 +116,39 @@ def _compare(name: str, row: Mapping[str, Any], out: Path) -> int:
     from jrl.report import published, runs
 
     own = [run for run in runs.read([out]).runs if run.seed is not None and run.seed <= row["seeds"]]
-    lines = [run.curve("env_steps", row["objective"]) for run in own]
-    if lost := [run.name for run, line in zip(own, lines) if not len(line[0])]:
-        raise InputError(f"{lost[0]}: no row has {row['objective']}: raise --steps, so that an evaluation is made")
     curve = published.of_row(row)
-    steps = min(published.common_step(lines), float(row["steps"]), float(curve.steps[-1]))
-    if steps < 0.99 * curve.steps[0]:
-        raise InputError(
-            f"the first published step is {curve.steps[0]:,.0f}, and our runs end at {steps:,.0f}: raise --steps"
-        )
+    metric = curve.source.metric
+    lines = [run.curve("env_steps", metric) for run in own]
+    if lost := [run.name for run, line in zip(own, lines) if not len(line[0])]:
+        raise InputError(f"{lost[0]}: no row has {metric}: delete the directory, or choose another --out")
+    steps = min(float(row["steps"]), float(curve.steps[-1]), *(float(x[-1]) for x, _ in lines))
     mean, deviation = curve.at(steps)
     values = published.values_at(lines, steps)
     found = published.compare(values, mean, deviation, curve.seeds)
     origins = {str((run.provenance.get("git") or {}).get("commit"))[:12] for run in own}
+    source = curve.source
     result = {
         "name": name, "task": row["env"], "config": row["config"], "set": list(row.get("set", ())),
-        "algorithm": own[0].config.get("algo.name"), "objective": row["objective"], "settings": row["settings"],
+        "algorithm": own[0].config.get("algo.name"), "settings": row["settings"],
         "seeds": [run.seed for run in own], "steps": round(steps), "returns": [float(f"{x:.6g}") for x in values],
         "published": {
-            "algorithm": curve.algorithm, "repository": curve.source.repository, "commit": curve.source.commit,
-            "file": curve.file, "licence": curve.source.licence, "evaluation": curve.source.evaluation,
-            "seeds": curve.seeds, "mean": mean, "deviation": deviation, "deviation_over": curve.source.deviation,
+            "algorithm": curve.algorithm, **source._asdict(), "file": curve.file, "seeds": curve.seeds,
+            "mean": mean, "sd": deviation,
         },
         "commits": sorted(origins),
         "curve": _shorten(lines),
     }  # fmt: skip
     files.replace(out / RESULT, json.dumps(result, indent=1) + "\n")
-    status = report.main([str(run.path) for run in own] + ["--out", str(out / "report"), "--published",
-                         "--objective", row["objective"]])  # fmt: skip
-    over = f" over {curve.source.deviation}"
+    paths = [str(run.path) for run in own]
+    status = report.main([*paths, "--out", str(out / "report"), "--published", "--objective", metric])
+    spread = f" ± {found.deviation:,.4g}" if found.seeds > 1 else ""
+    band = "" if math.isnan(found.half_width) else f", 95 % band ± {found.half_width:,.4g}"
     print(
-        f"{name}: {row['env']} after {steps:,.0f} steps, {row['objective']}\n"
-        f"  ours       {found.ours:,.6g} ± {found.deviation:,.4g}, {counted(found.seeds, 'seed')}\n"
-        f"  published  {mean:,.6g} ± {deviation:,.4g}{over}, {counted(curve.seeds, 'seed')}: {curve.name}, {curve.file} "
-        f"({curve.source.licence})\n"
-        f"  difference {found.difference:,.4g}, 95 % band ± {found.half_width:,.4g}: {found.verdict}"
+        f"{name}: {row['env']} after {steps:,.0f} steps, {metric}\n"
+        f"  ours       {found.ours:,.6g}{spread}, {counted(found.seeds, 'seed')}\n"
+        f"  published  {mean:,.6g} ± {deviation:,.4g} over {source.deviation}, {counted(curve.seeds, 'seed')}: "
+        f"{curve.name}, {curve.file} ({source.licence})\n"
+        f"  difference {found.difference:,.4g}{band}: {found.verdict}"
     )
     return status
 

@@ -3,7 +3,8 @@
     python scripts/published_curves.py CLONES --write jrl/report/assets/published.jsonl
 
 CLONES has a clone of each repository under OWNER+NAME, or OWNER+NAME/repo; bare clones will do. Files are read at the
-commit in published_sources.yaml. Each line of the output is a curve: task, algorithm, source, file, seeds, steps, mean, deviation.
+commit in published_sources.yaml. Each line of the output is a curve: task, algorithm, source, file, seeds, steps, mean,
+deviation.
 """
 
 import argparse

@@ -64,7 +64,7 @@ def report(args: argparse.Namespace) -> None:
     options = content.ReportOptions(args.objective, args.axis, against, bounds, args.seed)
     said, library = content.content(found, options), page.library()
     own = [run for run in found.runs if run.path]
-    said["published"] = content.to_plain(published.content(own, said["objective"])) if args.published else []
+    said["published"] = content.to_plain(published.content(own)) if args.published else []
     try:
         out.mkdir(parents=True, exist_ok=True)
         names = [figures.plot_curves(said, out / "curves.png").name, "report.md", "report.json"]

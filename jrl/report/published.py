@@ -6,6 +6,7 @@ The data are `assets/published.jsonl`, a curve per line, and `assets/published_s
 import difflib
 import functools
 import importlib.resources
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jrl.errors import counted
+from jrl.errors import counted, shown
 from jrl.fields import schema
 from jrl.metrics import plots
 from jrl.report.runs import ReportedRun
@@ -31,6 +32,7 @@ class Source(NamedTuple):
     commit: str
     licence: str
     evaluation: str  # how its returns were measured
+    metric: str  # our key for the same measurement: evaluation/return, or episode/return of training episodes
     deviation: str  # "seeds", or "episodes" if a single run was evaluated
 
 
@@ -107,7 +109,7 @@ def explain_missing(task: str) -> str:
 
 @functools.cache
 def reproducible() -> Mapping[str, Mapping[str, Any]]:
-    """Returns the rows of `jrl reproduce`: name -> config, env, set, steps, seeds, objective, published, settings."""
+    """Returns the rows of `jrl reproduce`: name -> config, env, set, steps, seeds, published, settings."""
     return _read_yaml("reproduce.yaml")
 
 
@@ -159,66 +161,67 @@ def compare(ours: Sequence[float], mean: float, deviation: float, seeds: int) ->
     return Difference(center, own, n, center - half, center + half, center - mean, width)
 
 
-def common_step(lines: Sequence[plots.Curve]) -> float:
-    """Returns the last step that all of our curves have."""
-    return min(float(x[-1]) for x, _ in lines)
-
-
 def values_at(lines: Sequence[plots.Curve], steps: float) -> list[float]:
     """Returns the value of each curve after `steps`, linear between two rows; the last value if it ends before."""
     return [float(np.interp(steps, x, y)) for x, y in lines]
 
 
-def content(runs: Sequence[ReportedRun], objective: str) -> list[dict[str, Any]]:
+def content(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
     """Returns per task the published results beside each method's runs, as plain data.
 
-    Keys of a task: `task`, `note` (why nothing is compared; else ""), `steps` (where each method is compared),
-    `rows` (a method beside a published curve) and `sources`. Keys of a row: method, algorithm, repository, file, licence,
-    evaluation, published_seeds, published_deviation ("seeds" or "episodes"), mean, deviation, steps, and those of
-    `Difference` with its verdict.
+    Keys of a task: `task`, `note` (why nothing is compared; else "") and `rows`, a method beside a published curve
+    each. Keys of a row: method, algorithm, repository, file, licence, evaluation, metric, published_seeds,
+    published_deviation ("seeds" or "episodes"), mean, published_sd, steps, and those of `Difference` with its verdict.
 
-    A published curve that ends before our last common step is compared at its end, and one that begins later is left
-    out. A curve with one point is compared if we have gone as far; at that step.
+    A method is compared by the metric of the published curve, at the last step that all its seeds have; with a
+    published curve that ends before, at its end. A published curve that begins later is left out.
     """
-    found = []
-    for task in dict.fromkeys(run.task for run in runs):
-        own = [run for run in runs if run.task == task]
-        known = of_task(task)
-        if not known:
-            found.append({"task": task, "note": explain_missing(task), "rows": [], "sources": []})
-            continue
-        changed = [
-            f"{key} {run.config[key]}"
-            for run in own
-            for key in ("env.action_repeat", "env.action_chunk")
-            if run.config.get(key, 1) != 1
-        ]
-        if changed:
-            note = f"{task}: {changed[0]}: published results have 1, and are not comparable"
-            found.append({"task": task, "note": note, "rows": [], "sources": []})
-            continue
-        rows = []
-        for method in dict.fromkeys(run.method for run in own):
-            lines = [run.curve("env_steps", objective) for run in own if run.method == method]
-            if lines := [line for line in lines if len(line[0])]:
-                rows += [row for curve in known if (row := _row(method, lines, curve))]
-        note = "" if rows else f"{task}: our runs end before the first published step: train longer"
-        sources = {row["repository"]: row["licence"] for row in rows}
-        found.append({"task": task, "note": note, "rows": rows, "sources": [*map(list, sources.items())]})
+    return [_compare_task(task, [run for run in runs if run.task == task]) for task in _tasks(runs)]
+
+
+def _tasks(runs: Sequence[ReportedRun]) -> list[str]:
+    return list(dict.fromkeys(run.task for run in runs))
+
+
+def _compare_task(task: str, runs: Sequence[ReportedRun]) -> dict[str, Any]:
+    found: dict[str, Any] = {"task": task, "note": "", "rows": []}
+    if not (known := _ordered(of_task(task), runs)):
+        return found | {"note": explain_missing(task)}
+    for run in runs:
+        for key in ("env.action_repeat", "env.action_chunk"):
+            if run.config.get(key, 1) != 1:
+                return found | {"note": f"{task}: {key} {run.config[key]}: published results have 1: not comparable"}
+    pairs = itertools.product(dict.fromkeys(run.method for run in runs), known)
+    rows = [_row(method, [run for run in runs if run.method == method], curve) for method, curve in pairs]
+    found["rows"] = [row for row in rows if row]
+    if not found["rows"]:
+        wanted = min(known, key=lambda curve: curve.steps[0])
+        metrics = " or ".join(dict.fromkeys(curve.source.metric for curve in known))
+        found["note"] = (
+            f"{task}: published results begin after {wanted.steps[0]:,.0f} steps and need rows with {metrics}"
+        )
     return found
 
 
-def _row(method: str, lines: Sequence[plots.Curve], curve: PublishedCurve) -> dict[str, Any] | None:
-    steps = min(common_step(lines), float(curve.steps[-1]))
-    if steps < 0.99 * curve.steps[0]:
+def _ordered(curves: Sequence[PublishedCurve], runs: Sequence[ReportedRun]) -> list[PublishedCurve]:
+    """Returns the curves of our algorithms first, then those with more points."""
+    names = {str(run.config.get("algo.name")) for run in runs}
+    return sorted(curves, key=lambda curve: (curve.algorithm.lower().split(",")[0] not in names, -len(curve.steps)))
+
+
+def _row(method: str, runs: Sequence[ReportedRun], curve: PublishedCurve) -> dict[str, Any] | None:
+    lines = [run.curve("env_steps", curve.source.metric) for run in runs]
+    lines = [line for line in lines if len(line[0])]
+    steps = min([float(curve.steps[-1]), *(float(x[-1]) for x, _ in lines)])
+    if not lines or steps < 0.99 * curve.steps[0]:
         return None
     mean, deviation = curve.at(steps)
     found = compare(values_at(lines, steps), mean, deviation, curve.seeds)
     return {
         "method": method, "algorithm": curve.algorithm, "repository": curve.source.repository, "file": curve.file,
-        "licence": curve.source.licence, "evaluation": curve.source.evaluation, "published_seeds": curve.seeds,
-        "published_deviation": curve.source.deviation, "mean": mean, "published_sd": deviation, "steps": round(steps),
-        **found._asdict(), "verdict": found.verdict,
+        "licence": curve.source.licence, "evaluation": curve.source.evaluation, "metric": curve.source.metric,
+        "published_seeds": curve.seeds, "published_deviation": curve.source.deviation, "mean": mean,
+        "published_sd": deviation, "steps": round(steps), **found._asdict(), "verdict": found.verdict,
     }  # fmt: skip
 
 
@@ -231,40 +234,45 @@ BAND = (
 )
 
 
+HEADER = (
+    "ours", "published", "after steps", "ours: mean ± deviation (seeds)", "95 % interval",
+    "published: mean ± deviation", "difference ± band", "verdict",
+)  # fmt: skip
+
+
 def to_markdown(tasks: Sequence[Mapping[str, Any]], picture: str | None = None) -> str:
     """Returns the section on published results as Markdown."""
-    parts = ["## Published results", BAND]
-    if picture:
-        parts.append(f"![published curves]({picture})")
-    header = ("published", "after steps", "ours: mean ± deviation (seeds)", "95 % interval", "published mean ± deviation",
-              "difference ± band", "verdict")  # fmt: skip
+    parts = ["## Published results", BAND, *([f"![published curves]({picture})"] if picture else [])]
     for task in tasks:
         parts.append(f"### {escape(task['task'])}")
-        if task["note"]:
-            parts.append(escape(task["note"]) + ".")
-        for method in dict.fromkeys(row["method"] for row in task["rows"]):
-            parts.append(f"{escape(method)}:")
-            own = [row for row in task["rows"] if row["method"] == method]
-            parts.append(format_table(header, [cells(row) for row in own]))
-        seen = {row["repository"]: row for row in task["rows"]}
-        lines = [
-            f"* {name} ({row['licence']}, deviation over {row['published_deviation']}): {row['evaluation']}. Files such as `{row['file']}`"
-            for name, row in seen.items()
-        ]
-        if lines:
-            parts.append("\n".join(lines))
+        parts += [f"{escape(task['note'])}."] if task["note"] else []
+        if task["rows"]:
+            parts.append(format_table(HEADER, [[*map(escape, row[:2]), *row[2:]] for row in map(cells, task["rows"])]))
+            parts.append("\n".join(f"* {line}" for line in describe_sources(task["rows"])))
     return "\n\n".join(parts) + "\n"
 
 
+def describe_sources(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns a line on each repository of rows: licence, how it measured, a file."""
+    return [
+        f"{name}, {row['licence']}: {row['evaluation']}; deviation over {row['published_deviation']}. Our metric: "
+        f"{row['metric']}. Files such as "
+        f"{row['file']}."
+        for name, row in {row["repository"]: row for row in rows}.items()
+    ]
+
+
 def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the cells of a row of `content` for a table."""
-    number = lambda x: format_number(None if x is None or math.isnan(x) else x)
-    published = f"{number(row['mean'])} ± {number(row['published_sd'])} ({_count(row)})"
+    """Returns the cells of a row of `content` under HEADER."""
+    has = lambda key: row[key] is not None and math.isfinite(row[key])
+    number = lambda key: format_number(row[key] if has(key) else None)
+    spread = lambda key: f" ± {number(key)}" if has(key) else ""
     return (
-        f"{escape(row['algorithm'])}, {row['repository']}", f"{row['steps']:,}",
-        f"{number(row['ours'])} ± {number(row['deviation'])} ({row['seeds']})",
-        "-" if row["low"] is None or math.isnan(row["low"]) else f"{number(row['low'])} to {number(row['high'])}",
-        published, f"{number(row['difference'])} ± {number(row['half_width'])}", row["verdict"],
+        row["method"], f"{row['algorithm']}, {row['repository']}", f"{row['steps']:,}",
+        f"{number('ours')}{spread('deviation')} ({row['seeds']})",
+        f"{number('low')} to {number('high')}" if has("low") else "-",
+        f"{number('mean')} ± {number('published_sd')} ({_count(row)})",
+        f"{number('difference')}{spread('half_width')}", row["verdict"],
     )  # fmt: skip
 
 
@@ -274,52 +282,62 @@ def _count(row: Mapping[str, Any]) -> str:
     return counted(row["published_seeds"], "seed")
 
 
-def draw(runs: Sequence[ReportedRun], objective: str, png: Path, first: Sequence[str] = ()) -> Path | None:
-    """Draws our runs over the published curves of their tasks, mean and deviation each; None: no task has any.
+class Line(NamedTuple):
+    """A curve of a picture."""
 
-    Args:
-      runs: our runs.
-      objective: metric of the result rows.
-      png: output file.
-      first: published algorithms that are drawn first; others follow up to six.
+    label: str
+    is_ours: bool
+    x: np.ndarray  # f64 [N], environment steps
+    mean: np.ndarray  # f64 [N]
+    deviation: np.ndarray  # f64 [N]; 0 for a single run of ours
+
+
+def lines(runs: Sequence[ReportedRun], objective: str, task: str) -> list[Line]:
+    """Returns our methods on a task and up to six published curves of the objective, those of our algorithms first.
+
+    [] if the task has no published curve of the objective up to our last step.
     """
-    tasks = [task for task in dict.fromkeys(run.task for run in runs) if of_task(task)]
-    if not tasks:
+    own = [run for run in runs if run.task == task]
+    known = [curve for curve in _ordered(of_task(task), own) if curve.source.metric == objective]
+    found = []
+    for method in dict.fromkeys(run.method for run in own) if known else ():
+        drawn = [run.curve("env_steps", objective) for run in own if run.method == method]
+        if drawn := [line for line in drawn if len(line[0])]:
+            x, values = plots.interpolate(drawn, 100)
+            spread = values.std(0, ddof=1) if len(values) > 1 else 0 * x
+            found.append(Line(f"ours: {method} ({counted(len(drawn), 'seed')})", True, x, values.mean(0), spread))
+    last = max((float(line.x[-1]) for line in found), default=0.0)
+    known = [curve for curve in known if curve.steps[0] <= 1.01 * last]
+    found = found if known else []
+    for curve in known[:_MOST_DRAWN]:
+        at = curve.steps <= max(1.3 * last, curve.steps[0])
+        count = "1 run" if curve.source.deviation == "episodes" else counted(curve.seeds, "seed")
+        label = f"{curve.algorithm} ({count}; {curve.source.repository}, {curve.source.licence})"
+        found.append(Line(label, False, curve.steps[at], curve.mean[at], curve.deviation[at]))
+    return found
+
+
+def draw(runs: Sequence[ReportedRun], objective: str, png: Path) -> Path | None:
+    """Draws our runs over the published curves of their tasks, mean and deviation each; None: no task has any."""
+    panels = {task: drawn for task in _tasks(runs) if (drawn := lines(runs, objective, task))}
+    if not panels:
         return None
-    columns = min(len(tasks), 2)
-    figure = plots.make_figure((7.0 * columns, 4.5 * math.ceil(len(tasks) / columns)))
-    for i, task in enumerate(tasks):
-        axes = figure.add_subplot(math.ceil(len(tasks) / columns), columns, i + 1)
-        own = [run for run in runs if run.task == task]
-        last = 0.0
-        for j, method in enumerate(dict.fromkeys(run.method for run in own)):
-            lines = [run.curve("env_steps", objective) for run in own if run.method == method]
-            lines = [line for line in lines if len(line[0])]
-            if not lines:
-                continue
-            last = max([last, *(float(x[-1]) for x, _ in lines)])
-            grid, values = plots.interpolate(lines)
-            label = f"ours: {method} ({counted(len(lines), 'seed')})"
-            axes.plot(grid, values.mean(0), color=f"C{j}", linewidth=2.2, label=label, zorder=3)
-            if len(lines) > 1:
-                low, high = (values.mean(0) + sign * values.std(0, ddof=1) for sign in (-1, 1))
-                axes.fill_between(grid, low, high, color=f"C{j}", alpha=0.25, linewidth=0, zorder=2)
-        known = [c for c in of_task(task) if c.steps[0] <= 1.01 * last]
-        known.sort(key=lambda c: (c.algorithm not in first, -len(c.steps)))
-        for j, c in enumerate(known[:_MOST_DRAWN]):
-            color, label = f"C{j + 3}", f"{c.name} ({counted(c.seeds, 'seed')})"
-            at = c.steps <= 1.05 * last
-            if at.sum() > 1:
-                x, y, d = c.steps[at], c.mean[at], c.deviation[at]
-                axes.plot(x, y, color=color, linestyle="--", linewidth=1.2, label=label)
-                axes.fill_between(x, y - d, y + d, color=color, alpha=0.08, linewidth=0)
+    columns = min(len(panels), 2)
+    rows = math.ceil(len(panels) / columns)
+    figure = plots.make_figure((7.0 * columns, 4.5 * rows))
+    for i, (task, drawn) in enumerate(panels.items()):
+        axes = figure.add_subplot(rows, columns, i + 1)
+        for j, line in enumerate(drawn):
+            look = {"linewidth": 2.2, "zorder": 3} if line.is_ours else {"linewidth": 1.2, "linestyle": "--"}
+            if len(line.x) > 1:
+                axes.plot(line.x, line.mean, color=f"C{j}", label=line.label, **look)
+                low, high = line.mean - line.deviation, line.mean + line.deviation
+                axes.fill_between(line.x, low, high, color=f"C{j}", alpha=0.25 if line.is_ours else 0.08, linewidth=0)
             else:
-                axes.errorbar(
-                    c.steps[:1], c.mean[:1], c.deviation[:1], color=color, fmt="o", capsize=3, label=label
-                )
-        axes.set(title=task, xlabel="environment steps", ylabel=plots.LABELS.get(objective, objective))
+                axes.errorbar(line.x, line.mean, line.deviation, color=f"C{j}", fmt="o", capsize=3, label=line.label)
+        axes.set(xlabel=plots.LABELS["env_steps"], ylabel=plots.LABELS.get(objective, objective))
+        axes.set_title(shown(task), fontsize=10, parse_math=False)
         plots.style(axes)
-        legend = axes.legend(framealpha=0.85, edgecolor="none", fontsize=8)
-        for text in legend.get_texts():
+        for text in axes.legend(framealpha=0.85, edgecolor="none", fontsize=8).get_texts():
             text.set_parse_math(False)
     return plots.save(figure, png)

@@ -107,7 +107,8 @@ def _train(row: Mapping[str, Any], seed: int, metric: str, directory: Path) -> i
     if metric == "evaluation/return" and (cfg.evaluation.every or math.inf) > row["steps"]:
         settings.append(f"evaluation.every={row['steps']}")
     overrides = [f"--set={setting}" for setting in settings]
-    return train.main([row["config"], *overrides, "--resume", "auto", "--out", str(directory)])
+    resume = ["--resume", "auto"] if directory.exists() else []
+    return train.main([row["config"], *overrides, *resume, "--out", str(directory)])
 
 
 def _compare(name: str, row: Mapping[str, Any], out: Path) -> int:

@@ -218,8 +218,9 @@ def page(name: str) -> str:
         lines += ["## Beside published results", ""]
         lines += ["Ours beside published means on the same task ([all rows, sources and licences](../reproduced.md))."]
         lines += ["", *table(list(reproduced_page.HEADER), [reproduced_page.cells(row) for row in rows])]
-        for picture in filter(None, map(reproduced_page.picture, rows)):
-            lines += [f"![{picture}](../images/{picture})", ""]
+        for row in rows:
+            if picture := reproduced_page.picture(row):
+                lines += [f"![{row['name']}: ours and published](../images/{picture})", ""]
     if rows := other_names(names | {name}):
         lines += ["## Names in other libraries", ""]
         lines += table(["here", "Stable-Baselines3, contrib, sbx", "RLlib", "CleanRL", "Stoix"], rows)

@@ -99,7 +99,7 @@ def page() -> str:
     for name, row in rows.items():
         theirs = row["published"]
         lines += [f"## {name}", ""]
-        lines += [f"![{name}](images/{picture(row)})", ""] if picture(row) else []
+        lines += [f"![{name}: ours and published](images/{picture(row)})", ""] if picture(row) else []
         known = len(published.reproducible()[name].get("set", ()))
         overrides = f" with {known} overrides" if known else ""
         lines += [

@@ -64,6 +64,8 @@ def report(args: argparse.Namespace) -> None:
     options = content.ReportOptions(args.objective, args.axis, against, bounds, args.seed)
     said, library = content.content(found, options), page.library()
     own = [run for run in found.runs if run.path]
+    if args.published and not own:
+        raise InputError("--published: expected a run directory: a CSV file does not say how its returns were measured")
     said["published"] = content.to_plain(published.content(own)) if args.published else []
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -213,7 +213,7 @@ def _row(method: str, runs: Sequence[ReportedRun], curve: PublishedCurve) -> dic
     lines = [run.curve("env_steps", curve.source.metric) for run in runs]
     lines = [line for line in lines if len(line[0])]
     steps = min([float(curve.steps[-1]), *(float(x[-1]) for x, _ in lines)])
-    if not lines or steps < 0.99 * curve.steps[0]:
+    if not lines or steps < 0.99 * max(curve.steps[0], *(x[0] for x, _ in lines)):
         return None
     mean, deviation = curve.at(steps)
     found = compare(values_at(lines, steps), mean, deviation, curve.seeds)

@@ -235,8 +235,8 @@ BAND = (
 
 
 HEADER = (
-    "ours", "published", "after steps", "ours: mean ± deviation (seeds)", "95 % interval",
-    "published: mean ± deviation", "difference ± band", "verdict",
+    "ours", "published", "verdict", "after steps", "ours: mean ± deviation (seeds)", "95 % interval",
+    "published: mean ± deviation", "difference ± band",
 )  # fmt: skip
 
 
@@ -268,11 +268,11 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     number = lambda key: format_number(row[key] if has(key) else None)
     spread = lambda key: f" ± {number(key)}" if has(key) else ""
     return (
-        row["method"], f"{row['algorithm']}, {row['repository']}", f"{row['steps']:,}",
+        row["method"], f"{row['algorithm']}, {row['repository']}", row["verdict"], f"{row['steps']:,}",
         f"{number('ours')}{spread('deviation')} ({row['seeds']})",
         f"{number('low')} to {number('high')}" if has("low") else "-",
         f"{number('mean')} ± {number('published_sd')} ({_count(row)})",
-        f"{number('difference')}{spread('half_width')}", row["verdict"],
+        f"{number('difference')}{spread('half_width')}",
     )  # fmt: skip
 
 

@@ -74,7 +74,7 @@ def report(args: argparse.Namespace) -> None:
         if args.published:
             picture = published.draw(own, said["objective"], out / "published.png")
             names += ["published.png"] * bool(picture)
-            text += "\n" + published.to_markdown(said["published"], picture and picture.name)
+            text += "\n" + published.to_markdown(said["published"], picture.name if picture else None)
         files.replace(out / "report.md", text)
         files.replace(out / "report.json", tables.to_json(said))
         if library:

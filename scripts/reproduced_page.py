@@ -16,10 +16,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from jrl import reproduce  # noqa: E402
 from jrl.metrics import plots  # noqa: E402
 from jrl.report import published  # noqa: E402
 from jrl.report.tables import format_number, format_table  # noqa: E402
+from jrl.reproduce import __main__ as reproduce  # noqa: E402
 
 DOCS = ROOT / "docs"
 HEADER = ("row", "task", "after steps", "ours: mean ± deviation (seeds)", "published: mean ± deviation (seeds)",

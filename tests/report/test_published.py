@@ -9,10 +9,11 @@ import pytest
 import scipy.stats
 from run_files import run
 
-from jrl import config, reproduce
+from jrl import config
 from jrl.report import __main__ as report
 from jrl.report import content, page, published, runs
 from jrl.report.content import ReportOptions
+from jrl.reproduce import __main__ as reproduce
 
 SAC = next(c for c in published.of_task("HalfCheetah-v4") if c.algorithm == "SAC" and "SimbaV2" in c.source.repository)
 

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+
+import reproduced_page  # noqa: E402
 
 from jrl import algos  # noqa: E402
 from jrl.algos.agent import Common  # noqa: E402
@@ -212,6 +214,13 @@ def page(name: str) -> str:
         ]
         lines += ['([how](../benchmarks.md#learning)). "The same" is the config of the row above.', ""]
         lines += table(["config", "task", "threshold", "steps to reach it", "seeds passed"], rows)
+    if rows := [row for row in reproduced_page.results().values() if row["config"] in names]:
+        lines += ["## Beside published results", ""]
+        lines += ["Ours beside published means on the same task ([all rows, sources and licences](../reproduced.md))."]
+        lines += ["", *table(list(reproduced_page.HEADER), [reproduced_page.cells(row) for row in rows])]
+        for row in rows:
+            if picture := reproduced_page.picture(row):
+                lines += [f"![{row['name']}: ours and published](../images/{picture})", ""]
     if rows := other_names(names | {name}):
         lines += ["## Names in other libraries", ""]
         lines += table(["here", "Stable-Baselines3, contrib, sbx", "RLlib", "CleanRL", "Stoix"], rows)

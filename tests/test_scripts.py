@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jrl import algos, config
@@ -172,3 +173,18 @@ def test_the_page_of_rllibs_features_is_what_the_script_tries(monkeypatch):
     )
     assert "was taken" in script.attempt(cheap[0]._replace(check=script.refuses("training", gamma=0.9)))
     assert "was taken" in script.attempt(cheap[0]._replace(check=script.unmigrated({"gamma": 0.9})))
+
+
+def test_the_page_of_reproduced_results_is_that_of_its_rows():
+    """Otherwise: python scripts/reproduced_page.py"""
+    module = load("reproduced_page")
+    assert module.page() == (ROOT / "docs" / "reproduced.md").read_text(encoding="utf-8")
+    for row in module.results().values():
+        if name := module.picture(row):
+            assert 0 < (ROOT / "docs" / "images" / name).stat().st_size <= 40_000
+
+
+def test_published_curves_keep_the_steps_of_short_runs():
+    steps = np.arange(0, 1_000_001, 2000.0)
+    kept = steps[load("published_curves").thin(steps)]
+    assert len(kept) <= 30 and {50_000, 100_000, 200_000, 1_000_000} <= {*kept} and kept[0] >= 2000

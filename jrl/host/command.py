@@ -21,6 +21,7 @@ COMMANDS = {
     "record": "write a video of a trained policy",
     "plot": "draw learning curves of runs",
     "report": "compare runs: tables with intervals, learning curves, cautions",
+    "reproduce": "train a published result again, and compare",
     "export": "write a trained policy as files that run without jrl",
     "import": "make a run of a policy of Stable-Baselines3",
     "serve": "train on episodes that clients play over HTTP, or serve trained policies",

@@ -91,7 +91,7 @@ def plot_learning_curve(
     rows, figure = read_rows(path), make_figure((7, 4.5))
     axes = figure.add_subplot()
     axes.set(xlabel=LABELS.get(x, x), ylabel=LABELS.get(y, y), title=title)
-    _style(axes)
+    style(axes)
     steps, values = _columns(rows, x, y)
     drawn = {y: "C0"} if len(steps) else {}
     few = "." if len(steps) <= _FEW else ""
@@ -165,7 +165,7 @@ def plot_groups(
         if title in thresholds:
             axes.axhline(thresholds[title], color="0.4", linestyle="--", linewidth=1)
         axes.set_title(shown(title), fontsize=10, parse_math=False)
-        _style(axes)
+        style(axes)
         if any(groups) and len(groups) <= _MOST_NAMED:
             legend = axes.legend(framealpha=0.85, edgecolor="none", fontsize=8)
             for text in legend.get_texts():
@@ -206,7 +206,8 @@ def make_figure(size: tuple[float, float]):
     return figure
 
 
-def _style(axes: Any) -> None:
+def style(axes: Any) -> None:
+    """Gives axes short numbers of steps and a grid."""
     from matplotlib.ticker import EngFormatter
 
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 200k, 1M

@@ -29,6 +29,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--by", default="", metavar="KEY,...", help="keys that make a method, such as algo.name (default all)"
     )
+    p.add_argument("--published", action="store_true", help="compare with published results of the same tasks, too")
     p.add_argument("--seed", type=int, default=0, help="of the intervals (default 0)")
     return p
 
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def report(args: argparse.Namespace) -> None:
     """Reads the runs and writes the report. Raises InputError."""
-    from jrl.report import content, figures, page, runs, tables
+    from jrl.report import content, figures, page, published, runs, tables
 
     if args.seed < 0:
         raise InputError(f"--seed {args.seed}: expected 0 or more")
@@ -62,10 +63,19 @@ def report(args: argparse.Namespace) -> None:
         against = next(run.method for run in found.runs if run.name.startswith(f"{file}: "))
     options = content.ReportOptions(args.objective, args.axis, against, bounds, args.seed)
     said, library = content.content(found, options), page.library()
+    own = [run for run in found.runs if run.path]
+    if args.published and not own:
+        raise InputError("--published: expected a run directory: a CSV file does not say how its returns were measured")
+    said["published"] = content.to_plain(published.content(own)) if args.published else []
     try:
         out.mkdir(parents=True, exist_ok=True)
         names = [figures.plot_curves(said, out / "curves.png").name, "report.md", "report.json"]
-        files.replace(out / "report.md", tables.to_markdown(said, names[0]))
+        text = tables.to_markdown(said, names[0])
+        if args.published:
+            picture = published.draw(own, said["objective"], out / "published.png")
+            names += ["published.png"] * bool(picture)
+            text += "\n" + published.to_markdown(said["published"], picture.name if picture else None)
+        files.replace(out / "report.md", text)
         files.replace(out / "report.json", tables.to_json(said))
         if library:
             files.replace(out / page.NAME, page.html(found, said, options, out, library))
@@ -73,6 +83,7 @@ def report(args: argparse.Namespace) -> None:
     except OSError as e:
         raise InputError(f"--out {out}: cannot write there: {e.strerror}: choose another directory") from e
     print(*(f"caution: {line}" for line in said["cautions"]), sep="\n", end="\n" * bool(said["cautions"]))
+    print(*(task["note"] + "\n" for task in said["published"] if task["note"]), sep="", end="")
     print(*(out / name for name in names), sep="\n")
     if not library:
         print(f"{page.NAME} needs a drawing library: {page.INSTALL}")

@@ -15,7 +15,7 @@ import numpy as np
 from jrl.fields import schema
 from jrl.metrics import plots
 from jrl.metrics.timers import RECOMPILES
-from jrl.report import content, statistics
+from jrl.report import content, published, statistics
 from jrl.report.content import ReportOptions
 from jrl.report.runs import AXES, Found, ReportedRun
 
@@ -156,6 +156,26 @@ def draw_curves(m: Measured, size: Size) -> Views:
             "toolbox": _TOOLBOX, "tooltip": {**_AT_X, "axisPointer": {"lineStyle": {"color": "--soft"}}},
         }  # fmt: skip
         found.append({"task": task, "axis": axis, "option": option})
+    return found
+
+
+def draw_published(m: Measured) -> Views:
+    """Returns a view per task with published results: our methods over the published curves, mean and deviation."""
+    own, found = [run for run in m.runs.values() if run.path], []
+    for task in m.said["tasks"]:
+        series: list[dict[str, Any]] = []
+        for i, line in enumerate(published.lines(own, m.said["objective"], task)):
+            around = (line.mean - line.deviation, line.mean + line.deviation)
+            series += _band(line.label, i, np.stack([line.x, line.mean, *around]))
+            series[-1]["lineStyle"] |= (
+                {"width": 3, "type": "solid"} if line.is_ours else {"width": 1.5, "type": "dashed"}
+            )
+        y = plots.LABELS.get(m.said["objective"], m.said["objective"])
+        option = _chart(series, plots.LABELS["env_steps"], y) | {
+            "tooltip": _AT_X, "legend": {"show": True, "type": "scroll", "left": 0, "top": 0},
+        }  # fmt: skip
+        option["grid"] |= {"top": 60}
+        found += [{"task": task, "option": option}] if series else []
     return found
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from jrl.errors import counted
 from jrl.metrics import plots
-from jrl.report import charts, tables
+from jrl.report import charts, published, tables
 from jrl.report.charts import Measured, Size
 from jrl.report.content import ReportOptions
 from jrl.report.runs import AXES, FINISHED, STOPPED, Found
@@ -90,6 +90,7 @@ def _parts(m: Measured, size: Size, directory: Path, fixed: Mapping[str, charts.
     algos = dict.fromkeys(row["algo"] for row in said["hyper_parameters"])
     swept = {algo: charts.select_swept(m, size, algo) for algo in algos}
     drawn = {"curves": charts.draw_curves(m, size), "profiles": charts.draw_profiles(m, size), **fixed}
+    drawn |= {"published": charts.draw_published(m)} if said.get("published") else {}
     for i, given in enumerate(swept.values()):
         drawn |= {f"parallel-{i}": charts.draw_parallel(given), f"map-{i}": charts.draw_score_maps(given, f"map{i}")}
     inside = charts.draw_metrics(m, size)
@@ -117,6 +118,10 @@ def _parts(m: Measured, size: Size, directory: Path, fixed: Mapping[str, charts.
         "table": _run_table(m, described[:most], directory),
         "swept": swept,
         "failures": said["failures"][:most],
+        "published_header": published.HEADER,
+        "published": [{**task, "rows": [*map(published.cells, task["rows"])]} for task in said.get("published", ())],
+        "published_sources": published.describe_sources([row for t in said.get("published", ()) for row in t["rows"]]),
+        "band": published.BAND,
         "videos": _videos(m, described, directory),
         "difference_columns": tables.MOST_COLUMNS,
         "origins": [{**origin, "facts": [*tables.facts(origin)]} for origin in said["provenance"]],

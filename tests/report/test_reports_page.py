@@ -38,7 +38,8 @@ def test_the_commands_of_the_page(tmp_path, monkeypatch, capsys):
         said.append(json.loads(Path("report/report.json").read_text()))
         assert Path("report/curves.png").read_bytes().startswith(b"\x89PNG")
         assert Path("report/report.md").read_text().startswith("# CartPole-v1\n")
-    first, by_time, with_others = said
+    first, by_time, with_others, beside = said
+    assert "CartPole-v1: published results begin after 50,000 steps" in beside["published"][0]["note"]
     assert len(first["methods"]) == 2 and "algo.lr=0.0001" in first["methods"]
     assert all(run["state"] == runs.FINISHED for run in first["runs"])
     assert first["provenance"][0]["versions"]["jrl"] and len(first["provenance"][0]["runs"]) == 6

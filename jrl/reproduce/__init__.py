@@ -1,0 +1,1 @@
+"""`python -m jrl.reproduce`: published results trained again, and compared."""

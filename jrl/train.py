@@ -29,7 +29,8 @@ def parser(name: str = "train", what: str = "Train a policy as a config says.") 
     p.add_argument(
         "config",
         nargs="?",
-        help="YAML file, or a name of `jrl config list`; without it the defaults, and --algo, --env and --stop",
+        help="YAML file, a name of `jrl config list`, or an environment's id, whose settings are chosen by inspecting it; "
+        "without it the defaults, and --algo, --env and --stop",
     )
     p.add_argument(
         "--set", action="append", default=[], metavar="a.b=v", dest="overrides", help="override one key of the config"
@@ -62,7 +63,7 @@ def parser(name: str = "train", what: str = "Train a policy as a config says.") 
         help="say how the run works and where the time goes; -vv: all of jax's log",
     )
     p.add_argument("--as-test", action="store_true", help="exit with 1 unless a criterion other than env_steps is met")
-    p.set_defaults(seeds=None, processes=None, until=None, rows=None)
+    p.set_defaults(seeds=None, processes=None, until=None, rows=None, minutes=None)
     return p
 
 
@@ -78,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     p.add_argument("--processes", type=int, metavar="P", help="of --seeds: P at once, each in a process of its own")
     p.add_argument("--until", type=float, metavar="STEPS", help="save there and exit; --resume goes on")
+    p.add_argument("--minutes", type=float, metavar="M", help="of an environment's id: length of the run (default 10)")
     p.add_argument("--rows", metavar="JSON", help="further keys of each result row, e.g. '{\"pbt/copies\": 0}'")
     return run(p.parse_args(without_file(sys.argv[1:] if argv is None else argv)))
 
@@ -118,7 +120,13 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, make_clients
     row_keys = _read_mapping("--rows", args.rows, '{"x/y": 1}') or {}
     if wrong := [name for name, value in row_keys.items() if not isinstance(value, str | int | float | None)]:
         raise InputError(f"--rows: {wrong[0]}: expected a number or text, got {row_keys[wrong[0]]!r:.60}: leave it out")
-    base = given(_base(args), algo=args.algo, env=args.env, drop=args.drop, over_it=rllib_keys, tell=print)
+    base, chosen = _base(args), None
+    if make_clients is None and (isinstance(base, str) or args.minutes is not None):
+        from jrl.auto import command as auto
+
+        if chosen := auto.choose_config(base, args):
+            base = chosen.data
+    base = given(base, algo=args.algo, env=args.env, drop=args.drop, over_it=rllib_keys, tell=print)
     cfg = config.load(base, args.overrides, algo=args.algo, env=args.env, stop=args.stop, out=args.out)
     if cfg.external is not None and make_clients is None:
         raise InputError(
@@ -147,6 +155,8 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, make_clients
         if clients := make_clients and make_clients():
             stack.enter_context(clients.open(cfg.external))
         directory, saved = _directory(args, cfg.run.out, title, stack)
+        if chosen:
+            files.replace(directory / "auto.yaml", chosen.yaml)
         if saved and not args.as_test:  # --as-test needs the criterion
             from jrl.run.store import checkpoint, resume
 

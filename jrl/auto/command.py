@@ -48,6 +48,9 @@ def choose_config(given: Any, args: argparse.Namespace) -> Chosen | None:
         flag = {"rllib": "config"}.get(wrong[0], wrong[0])
         fix = f"leave it out, or choose the settings yourself: --algo ppo --env {given} --stop env_steps=100000"
         raise InputError(f"--{flag}: expected no such option beside {given}, an environment's id: {fix}")
+    if any(text.partition("=")[0].strip() == "algo.name" for text in args.overrides):
+        fix = f"leave it out, or choose the settings yourself: --algo ppo --env {given} --stop env_steps=100000"
+        raise InputError(f"--set algo.name: expected no such key beside {given}, whose algorithm is chosen: {fix}")
     minutes = MINUTES if args.minutes is None else args.minutes
     if not _LEAST_MINUTES <= minutes <= _MOST_MINUTES:
         raise InputError(f"--minutes: expected a number in [{_LEAST_MINUTES:g}, {_MOST_MINUTES:,.0f}], got {minutes:g}")

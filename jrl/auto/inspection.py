@@ -79,7 +79,8 @@ def inspect(env: EnvConfig, seconds: float = _SECONDS) -> dict[str, Any]:
     if ":" in env.id and backends.suite_of(env.id) is None:
         settings = {"options": env.options, "action_mask_info": env.action_mask_info}
         if problems := check_env(env.id, backend=backend, steps=_CHECKED_STEPS, **settings).problems:
-            raise InputError(*(f"env.id {env.id}: {text}" for text in problems))
+            prefix = f"env.id {env.id}: "
+            raise InputError(*(prefix + text.removeprefix(prefix) for text in problems))
     made: Any = make(dataclasses.replace(env.waiting(_ENVS), remote_worker_envs=False), host=True)
     spec, in_jax, key = made.spec, isinstance(made, JaxEnv), jax.random.key(0)
     step, rng = jax.jit(made.step) if in_jax else made.step, np.random.default_rng(0)
@@ -116,7 +117,7 @@ def inspect(env: EnvConfig, seconds: float = _SECONDS) -> dict[str, Any]:
     each = np.concatenate(rewards)
     values, counts = np.unique(each.round(9), return_counts=True)
     is_sparse = len(values) > 1 and 1 - counts.max() / max(1, len(each)) <= _SPARSE
-    limit = spec.max_episode_steps or env.horizon or 0
+    limit = spec.max_episode_steps
     return {
         "backend": backend,
         "device": jax.default_backend(),
@@ -127,7 +128,7 @@ def inspect(env: EnvConfig, seconds: float = _SECONDS) -> dict[str, Any]:
         "goals": not spec.agents and goal_reward(env) is not None,
         **_observations(by_kind(spec)[0], samples),
         "limit": limit,
-        "length": round(float(np.mean(lengths)), 1) if lengths else max(limit, count),
+        "length": round(float(np.mean(lengths)), 1) if lengths else limit or count,
         "ends_early": round(1 - limits / len(lengths), 3) if lengths else 0.0,
         "reward": "constant" if len(values) < 2 else "sparse" if is_sparse else "dense",
         "reward_std": float(f"{each.std():.3g}"),

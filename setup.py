@@ -7,6 +7,7 @@ setup(
     package_dir={"jrl.configs": "configs"},
     package_data={
         "jrl": ["py.typed"],
+        "jrl.auto": ["rules.yaml"],
         "jrl.report": ["assets/*"],
         "jrl.serve": ["client.js"],
         "jrl.configs": ["*.yaml"],

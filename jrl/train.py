@@ -16,7 +16,7 @@ from jrl import config
 from jrl.config import Sizes, datasets
 from jrl.config.argument import given
 from jrl.errors import EnvironmentFailed, InputError, RunnersLost
-from jrl.fields import paths, schema
+from jrl.fields import paths, schema, shipped
 from jrl.host import command, files, interruption, output, runtime
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ def parser(name: str = "train", what: str = "Train a policy as a config says.") 
     p.add_argument(
         "config",
         nargs="?",
-        help="YAML file, a name of `jrl config list`, or an environment's id, whose settings are chosen by inspecting it; "
-        "without it the defaults, and --algo, --env and --stop",
+        help="YAML file, a name of `jrl config list`, or an environment's id, whose settings are then chosen; without it "
+        "the defaults, and --algo, --env and --stop",
     )
     p.add_argument(
         "--set", action="append", default=[], metavar="a.b=v", dest="overrides", help="override one key of the config"
@@ -121,11 +121,14 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, make_clients
     if wrong := [name for name, value in row_keys.items() if not isinstance(value, str | int | float | None)]:
         raise InputError(f"--rows: {wrong[0]}: expected a number or text, got {row_keys[wrong[0]]!r:.60}: leave it out")
     base, chosen = _base(args), None
-    if make_clients is None and (isinstance(base, str) or args.minutes is not None):
-        from jrl.auto import command as auto
+    if make_clients is None and isinstance(base, str) and not shipped.is_config(base):
+        from jrl.auto import chooser
 
-        if chosen := auto.choose_config(base, args):
-            base = chosen.data
+        chosen = chooser.choose_config(base, args)
+        base = chosen.data
+    elif args.minutes is not None:
+        fix = "with a config use --stop time_s=600"
+        raise InputError(f"--minutes: expected an environment's id, such as `jrl train CartPole-v1`: {fix}")
     base = given(base, algo=args.algo, env=args.env, drop=args.drop, over_it=rllib_keys, tell=print)
     cfg = config.load(base, args.overrides, algo=args.algo, env=args.env, stop=args.stop, out=args.out)
     if cfg.external is not None and make_clients is None:

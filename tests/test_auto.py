@@ -5,14 +5,14 @@ import json
 import pytest
 
 from jrl import config, train
-from jrl.auto import command, inspection, rules
+from jrl.auto import chooser, facts, ruleset
 from jrl.config import EnvConfig
 
 FACTS = {
-    "backend": "envpool", "device": "cpu", "steps_per_s": 20_000, "agents": 1, "kinds": 1, "action": "discrete", "actions": 2,
-    "mask": False, "observation": "vector", "arrays": 1, "elements": 4, "goals": False, "floats": True, "obs_largest": 1.8,
-    "obs_smallest_std": 0.2, "symbols": False, "limit": 500, "length": 20.0, "ends_early": 1.0, "reward": "dense",
-    "reward_std": 1.0, "reward_max": 1.0, "return": 20.0, "minutes": 10.0,
+    "backend": "envpool", "device": "cpu", "steps_per_s": 20_000, "agents": 1, "kinds": 1, "action": "discrete",
+    "actions": 2, "mask": False, "observation": "vector", "arrays": 1, "elements": 4, "goals": False, "floats": True,
+    "obs_largest": 1.8, "obs_smallest_std": 0.2, "symbols": False, "limit": 500, "length": 20.0, "ends_early": 1.0,
+    "reward": "dense", "reward_std": 1.0, "reward_max": 1.0, "return": 20.0, "minutes": 10.0,
 }  # fmt: skip
 SLOW = {"backend": "gymnasium", "steps_per_s": 50}
 BOX = {"action": "continuous"}
@@ -45,7 +45,7 @@ TABLE = [
 
 @pytest.mark.parametrize(("changed", "env", "wanted"), TABLE, ids=lambda x: str(x)[:60])
 def test_facts_choose_a_valid_config(changed, env, wanted):
-    choice = rules.choose({**FACTS, **changed})
+    choice = ruleset.choose({**FACTS, **changed})
     data = {**choice.data, "env": {**choice.data["env"], "id": env}, "stop": {"env_steps": 100_000}}
     flat = config.to_dict(config.load(data))
     for key, value in wanted.items():
@@ -57,22 +57,22 @@ def test_facts_choose_a_valid_config(changed, env, wanted):
 
 
 def test_each_rule_applies_to_a_row_of_the_table():
-    applied = {reason for changed, _, _ in TABLE for reason in rules.choose({**FACTS, **changed}).reasons}
-    assert all(any(reason.startswith(rule["why"].split("{")[0]) for reason in applied) for rule in rules.rules())
+    applied = {reason for changed, _, _ in TABLE for reason in ruleset.choose({**FACTS, **changed}).reasons}
+    assert all(any(reason.startswith(rule["why"].split("{")[0]) for reason in applied) for rule in ruleset.rules())
 
 
 def test_conditions_name_facts_or_keys():
-    keys = {name for rule in rules.rules() for name in rule.get("when", {})}
+    keys = {name for rule in ruleset.rules() for name in rule.get("when", {})}
     assert keys <= {*FACTS, "algo.name"}
 
 
-def test_an_inspection_has_the_facts_of_the_table(tmp_path, monkeypatch):
+def test_an_inspection_has_the_facts_of_the_table():
     """The values are CartPole's: pushes at random end an episode after about 20 steps."""
-    facts = inspection.inspect(EnvConfig("CartPole-v1", backend="jax"), seconds=0.5)
-    assert facts.keys() | {"minutes"} == FACTS.keys() and facts["reward"] == "constant" and facts["ends_early"] == 1.0
-    assert (facts["action"], facts["actions"], facts["elements"], facts["limit"]) == ("discrete", 2, 4, 500)
-    assert 10 < facts["length"] < 40 and facts["return"] == pytest.approx(facts["length"], abs=2)
-    json.dumps(facts)
+    found = facts.inspect(EnvConfig("CartPole-v1", backend="jax"), seconds=0.5)
+    assert found.keys() | {"minutes"} == FACTS.keys() and found["reward"] == "constant" and found["ends_early"] == 1.0
+    assert (found["action"], found["actions"], found["elements"], found["limit"]) == ("discrete", 2, 4, 500)
+    assert 10 < found["length"] < 40 and found["return"] == pytest.approx(found["length"], abs=2)
+    json.dumps(found)
 
 
 _WALK = """
@@ -102,13 +102,13 @@ def test_a_run_from_an_id_and_from_its_yaml(tmp_path, monkeypatch, capsys):
     (tmp_path / "walk_here.py").write_text(_WALK)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    small = ["--set=env.num_envs=2", "--set=run.report_every_s=0", "--stop=env_steps=5000"]
+    small = ["--set=env.num_envs=2", "--set=run.report_every_s=0", "--stop=env_steps=2000"]
     assert train.main(["walk_here:Walk", "--minutes=1", "--out=run", *small]) == 0
     out = capsys.readouterr().out
-    assert "chosen:" in out and "discrete actions (2)" in out and "stopped: env_steps reached" in out
-    for name in ("auto", "config"):
-        again = [f"run/{name}.yaml", f"--out={name}", "--set=run.report_every_s=0", "--stop=env_steps=5000"]
-        assert train.main(again) == 0
+    assert "chosen:" in out and "discrete actions (2)" in out and "stopped:" in out
+    chosen = config.load("run/auto.yaml")  # without the options of the command line
+    assert (chosen.env.num_envs, chosen.env.id, chosen.algo.normalize_obs) == (16, "walk_here:Walk", True)
+    assert train.main(["run/config.yaml", "--out=again"]) == 0
     capsys.readouterr()
     assert train.main(["walk_here:Wide"]) == 2
     assert "shape (2,), but the space has (1,)" in capsys.readouterr().err
@@ -137,5 +137,5 @@ def test_bad_words_are_one_error(words, parts, capsys):
 
 
 def test_the_facts_in_words():
-    lines = command.describe({**FACTS, "agents": 2, "mask": True, "limit": None, "return": None})
+    lines = chooser.describe({**FACTS, "agents": 2, "mask": True, "limit": None, "return": None})
     assert lines[1] == "  2 agents, discrete actions (2), with masks" and "no limit" in lines[3]

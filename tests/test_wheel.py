@@ -48,7 +48,8 @@ def test_it_holds_the_modules_the_configs_the_page_and_the_mark_of_types(wheel):
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "jrl").rglob("*.py")}
     configs = {f"jrl/configs/{path.name}" for path in (ROOT / "configs").glob("*.yaml")}
     page = {path.relative_to(ROOT).as_posix() for path in (ROOT / "jrl" / "report" / "assets").iterdir()}
-    assert found == modules | configs | page | {"jrl/py.typed", "jrl/serve/client.js"} and len(page) == 3
+    files = {"jrl/py.typed", "jrl/serve/client.js", "jrl/auto/rules.yaml"}
+    assert found == modules | configs | page | files and len(page) == 3
 
 
 @pytest.mark.slow

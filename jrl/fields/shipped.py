@@ -19,6 +19,11 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(p.stem for p in directory().glob("*.yaml")))
 
 
+def is_config(given: str) -> bool:
+    """Returns whether a text is the name of a shipped config, an existing path, or the name of a YAML or JSON file."""
+    return given in names() or Path(given).suffix in (".yaml", ".yml", ".json") or Path(given).exists()
+
+
 def locate(given: str | Path) -> Path:
     """Returns the path of a config: `given` if there is such a file, or else the shipped config of this name.
 

@@ -4,11 +4,11 @@ import argparse
 import difflib
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from jrl import config
-from jrl.auto import inspection, rules
+from jrl.auto import ruleset
+from jrl.auto.facts import inspect_in_child
 from jrl.errors import InputError
 from jrl.fields import schema, shipped
 
@@ -16,7 +16,6 @@ MINUTES = 10.0  # default budget
 _LEAST_MINUTES, _MOST_MINUTES = 0.1, 100_000.0
 _STEPS = 1_000_000_000  # more than any budget allows: the time ends the run
 _ROWS = 100  # result rows in a run
-_FILES = (".yaml", ".yml", ".json")
 _OPTIONS = ("algo", "env", "rllib", "resume", "drop")  # options that belong to a config
 
 
@@ -25,23 +24,16 @@ class Chosen(NamedTuple):
     yaml: str  # the same, with the reason of each value
 
 
-def choose_config(given: Any, args: argparse.Namespace) -> Chosen | None:
-    """Returns the config of an environment's id, after inspecting the environment; None: `given` names a config.
-
-    Prints the facts and the reasons.
+def choose_config(given: str, args: argparse.Namespace) -> Chosen:
+    """Returns the config for an environment's id, after inspecting the environment. Prints the facts and the reasons.
 
     Args:
-      given: argument of the command, or the data of the run that is continued, or None.
+      given: argument of `jrl train` that does not name a config.
       args: options of `jrl train`.
     Raises:
-      InputError: neither a config nor an environment has this name, options that do not go with an id, or the
-        environment cannot be trained in.
+      InputError: no environment has this name, an option does not go with an id, or the environment cannot be made or
+        stepped.
     """
-    if not isinstance(given, str) or _is_config(given):
-        if args.minutes is not None:
-            fix = "with a config use --stop time_s=600"
-            raise InputError(f"--minutes: expected an environment's id, such as `jrl train CartPole-v1`: {fix}")
-        return None
     began = time.monotonic()
     _check_id(given)
     if wrong := [name for name in _OPTIONS if getattr(args, name)]:
@@ -57,19 +49,14 @@ def choose_config(given: Any, args: argparse.Namespace) -> Chosen | None:
     own = [text for text in args.overrides if text.lstrip().startswith("env.")]
     env = config.override({"algo": {"name": "ppo"}, "env": {"id": given}}, own).env
     print(f"inspecting {given}", flush=True)
-    facts = inspection.inspect_in_child(env)
-    choice = rules.choose({**facts, "minutes": minutes})
+    facts = inspect_in_child(env)
+    choice = ruleset.choose({**facts, "minutes": minutes})
     print(*describe(facts), sep="\n")
     print("chosen:", *(f"  {reason}" for reason in choice.reasons), sep="\n", flush=True)
     seconds = max(1, round(60 * minutes - (time.monotonic() - began)))
     data = schema.merge(choice.data, _budget(given, facts, seconds))
     header = f"# {given}, settings of `jrl train {given} --minutes {minutes:g}`. config.yaml has all settings.\n"
     return Chosen(data, header + schema.dump(data, choice.origins))
-
-
-def _is_config(given: str) -> bool:
-    path = Path(given)
-    return given in shipped.names() or path.suffix in _FILES or path.exists()
 
 
 def _check_id(id: str) -> None:

@@ -35,13 +35,15 @@ def inspect_in_child(env: EnvConfig, most_seconds: float = _MOST_SECONDS) -> dic
     Raises:
       InputError: the environment cannot be made or stepped, fails its checks, or is too slow to inspect.
     """
-    command = [sys.executable, "-m", "jrl.auto.inspection"]
+    command = [sys.executable, "-m", "jrl.auto.facts"]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     given = json.dumps(schema.plain(env))
     slow = f"env.id {env.id}: inspecting it takes more than {most_seconds:.0f} s"
     fix = f"choose the settings yourself, as in `jrl train --algo ppo --env {env.id} --stop env_steps=100000`"
     try:
-        child = subprocess.run(command, input=given, env=variables, capture_output=True, text=True, timeout=most_seconds)
+        child = subprocess.run(
+            command, input=given, env=variables, capture_output=True, text=True, timeout=most_seconds
+        )
     except subprocess.TimeoutExpired:
         raise InputError(f"{slow}: {fix}") from None
     if child.returncode == 2:

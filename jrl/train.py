@@ -29,8 +29,8 @@ def parser(name: str = "train", what: str = "Train a policy as a config says.") 
     p.add_argument(
         "config",
         nargs="?",
-        help="YAML file, a name of `jrl config list`, or an environment's id, whose settings are then chosen; without it "
-        "the defaults, and --algo, --env and --stop",
+        help="YAML file, a name of `jrl config list`, or an environment's id, whose settings are then chosen; "
+        "without it the defaults, and --algo, --env and --stop",
     )
     p.add_argument(
         "--set", action="append", default=[], metavar="a.b=v", dest="overrides", help="override one key of the config"

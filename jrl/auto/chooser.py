@@ -35,7 +35,6 @@ def choose_config(given: str, args: argparse.Namespace) -> Chosen:
         stepped.
     """
     began = time.monotonic()
-    _check_id(given)
     if wrong := [name for name in _OPTIONS if getattr(args, name)]:
         flag = {"rllib": "config"}.get(wrong[0], wrong[0])
         fix = f"leave it out, or choose the settings yourself: --algo ppo --env {given} --stop env_steps=100000"
@@ -48,6 +47,7 @@ def choose_config(given: str, args: argparse.Namespace) -> Chosen:
         raise InputError(f"--minutes: expected a number in [{_LEAST_MINUTES:g}, {_MOST_MINUTES:,.0f}], got {minutes:g}")
     own = [text for text in args.overrides if text.lstrip().startswith("env.")]
     env = config.override({"algo": {"name": "ppo"}, "env": {"id": given}}, own).env
+    _check_id(env.id)
     print(f"inspecting {given}", flush=True)
     facts = inspect_in_child(env)
     choice = ruleset.choose({**facts, "minutes": minutes})
@@ -55,7 +55,7 @@ def choose_config(given: str, args: argparse.Namespace) -> Chosen:
     print("chosen:", *(f"  {reason}" for reason in choice.reasons), sep="\n", flush=True)
     seconds = max(1, round(60 * minutes - (time.monotonic() - began)))
     data = schema.merge(choice.data, _budget(given, facts, seconds))
-    header = f"# {given}, settings of `jrl train {given} --minutes {minutes:g}`. config.yaml has all settings.\n"
+    header = f"# {given}, settings of `jrl train {given} --minutes {minutes:g}`. config.yaml has all settings, --set included.\n"
     return Chosen(data, header + schema.dump(data, choice.origins))
 
 

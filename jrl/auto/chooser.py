@@ -55,7 +55,7 @@ def choose_config(given: str, args: argparse.Namespace) -> Chosen:
     print("chosen:", *(f"  {reason}" for reason in choice.reasons), sep="\n", flush=True)
     seconds = max(1, round(60 * minutes - (time.monotonic() - began)))
     data = schema.merge(choice.data, _budget(given, facts, seconds))
-    header = f"# {given}, settings of `jrl train {given} --minutes {minutes:g}`. config.yaml has all settings, --set included.\n"
+    header = f"# Settings of `jrl train {given} --minutes {minutes:g}`. config.yaml has all settings, --set included.\n"
     return Chosen(data, header + schema.dump(data, choice.origins))
 
 

@@ -147,7 +147,8 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, make_clients
     settings = runtime.apply(cfg.runtime)
     if args.verbose and settings:
         print("runtime:", *settings)
-    title = f"{Path(args.config).stem if args.config else config.algo_name(cfg)}_{datasets.title(cfg)}"
+    named = Path(args.config).stem if args.config and not chosen else ""
+    title = f"{named or config.algo_name(cfg)}_{datasets.title(cfg)}"
     title = title.replace("/", "-").replace(":", "-")
     if args.seeds is not None or args.processes is not None or args.resume:  # a population, or perhaps one
         from jrl.sweep import seeds

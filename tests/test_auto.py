@@ -9,10 +9,10 @@ from jrl.auto import chooser, facts, ruleset
 from jrl.config import EnvConfig
 
 FACTS = {
-    "backend": "envpool", "device": "cpu", "steps_per_s": 20_000, "agents": 1, "kinds": 1, "action": "discrete",
+    "backend": "envpool", "device": "cpu", "steps_per_s": 20_000, "agents": 1, "action": "discrete",
     "actions": 2, "mask": False, "observation": "vector", "arrays": 1, "elements": 4, "goals": False, "floats": True,
     "obs_largest": 1.8, "obs_smallest_std": 0.2, "symbols": False, "limit": 500, "length": 20.0, "ends_early": 1.0,
-    "reward": "dense", "reward_std": 1.0, "reward_max": 1.0, "return": 20.0, "minutes": 10.0,
+    "reward": "dense", "reward_std": 1.0, "return": 20.0, "minutes": 10.0,
 }  # fmt: skip
 SLOW = {"backend": "gymnasium", "steps_per_s": 50}
 BOX = {"action": "continuous"}

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from jrl import config
 from jrl.auto import ruleset
 from jrl.auto.facts import inspect_in_child
-from jrl.errors import InputError
+from jrl.errors import InputError, shown
 from jrl.fields import schema, shipped
 
 MINUTES = 10.0  # default budget
@@ -66,9 +66,9 @@ def _check_id(id: str) -> None:
     try:
         backends.resolve(id)
     except InputError as e:
-        near = difflib.get_close_matches(id, shipped.names(), 3)
+        near = difflib.get_close_matches(id[:80], shipped.names(), 3)
         hint = f": did you mean {' or '.join(near)}?" if near else " (`jrl config list` has the names)"
-        raise InputError(f"{id}: there is no such config{hint}", *e.errors) from None
+        raise InputError(f"{shown(id)}: there is no such config{hint}", *e.errors) from None
 
 
 def _budget(id: str, facts: Mapping[str, Any], seconds: int) -> dict[str, Any]:

@@ -23,9 +23,10 @@ _SECONDS = 3.0  # of random actions, unless enough episodes have ended before
 _EPISODES = 32
 _LEAST_STEPS = 50
 _CHECKED_STEPS = 100  # steps of `check_env` in the user's own environments
-_MOST_SECONDS = 180.0  # for the child to import, make the environments, compile and step
+_MOST_SECONDS = 300.0  # for the child to import, make the environments, compile and step
 _SPARSE = 0.05  # rewards are sparse if at most this share of the steps has another reward than most steps
 _SMALL_INTEGERS = 32  # images of uint8 below this value have symbols, not pixels
+_ERROR = "error: "  # prefix of the child's messages for the user
 _SAMPLES = 2_000  # vector steps whose observations are measured
 
 
@@ -46,12 +47,12 @@ def inspect_in_child(env: EnvConfig, most_seconds: float = _MOST_SECONDS) -> dic
         )
     except subprocess.TimeoutExpired:
         raise InputError(f"{slow}: {fix}") from None
-    if child.returncode == 2:
-        raise InputError(*(line.removeprefix("error: ") for line in child.stderr.splitlines() if line[:7] == "error: "))
+    lines = child.stderr.strip().splitlines() or [f"exit status {child.returncode}"]
+    if child.returncode == 2 and (errors := [line[len(_ERROR) :] for line in lines if line.startswith(_ERROR)]):
+        raise InputError(*errors)
     if child.returncode:
-        last = (child.stderr.strip().splitlines() or [f"exit status {child.returncode}"])[-1]
-        raise InputError(f"env.id {env.id}: inspecting it failed: {last[:300]}: {fix}")
-    facts: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
+        raise InputError(f"env.id {env.id}: inspecting it failed: {lines[-1][:300]}: {fix}")
+    facts: dict[str, Any] = json.loads(next(line for line in reversed(child.stdout.splitlines()) if line[:1] == "{"))
     return facts
 
 
@@ -79,7 +80,7 @@ def inspect(env: EnvConfig, seconds: float = _SECONDS) -> dict[str, Any]:
 
     backend = backends.resolve(env.id, env.backend)
     if ":" in env.id and backends.suite_of(env.id) is None:
-        settings = {"options": env.options, "action_mask_info": env.action_mask_info}
+        settings: dict[str, Any] = {"options": env.options, "action_mask_info": env.action_mask_info}
         if problems := check_env(env.id, backend=backend, steps=_CHECKED_STEPS, **settings).problems:
             prefix = f"env.id {env.id}: "
             raise InputError(*(prefix + text.removeprefix(prefix) for text in problems))
@@ -88,11 +89,14 @@ def inspect(env: EnvConfig, seconds: float = _SECONDS) -> dict[str, Any]:
     step, rng = jax.jit(made.step) if in_jax else made.step, np.random.default_rng(0)
     state, obs = jax.jit(made.reset)(key) if in_jax else (None, made.reset())
     columns, agents = spec.num_envs, spec.num_agents
-    rewards, lengths, returns, samples = [], [], [], []
+    rewards: list[np.ndarray] = []
+    samples: list[Any] = []
+    step_seconds: list[float] = []
+    lengths: list[int] = []  # of the episodes that have ended
+    returns: list[float] = []
     running, length, limits = np.zeros(columns), np.zeros(columns, int), 0
-    seconds_of: list[float] = []
+    fresh = np.zeros(columns, bool)  # environments whose step is a reset
     count, began = 0, time.perf_counter()
-    fresh = np.zeros(columns, bool)
     while count < _LEAST_STEPS or (time.perf_counter() - began < seconds and len(lengths) < _EPISODES * agents):
         parts = parts_by_kind(spec, jax.tree.map(np.array, obs))
         masks = [p[ACTION_MASK] != 0 if masks_actions(k) else None for k, p in zip(by_kind(spec), parts, strict=True)]
@@ -104,7 +108,7 @@ def inspect(env: EnvConfig, seconds: float = _SECONDS) -> dict[str, Any]:
             state, result = jax.block_until_ready(step(state, action, jax.random.fold_in(key, count)))
         else:
             result = step(action)
-        seconds_of.append(time.perf_counter() - start)
+        step_seconds.append(time.perf_counter() - start)
         count += 1
         obs, reward = result.obs, np.array(result.reward, np.float64)
         idle = fresh if result.several is None else fresh | np.array(result.several.absent)
@@ -123,9 +127,8 @@ def inspect(env: EnvConfig, seconds: float = _SECONDS) -> dict[str, Any]:
     return {
         "backend": backend,
         "device": jax.default_backend(),
-        "steps_per_s": round(spec.games / float(np.median(seconds_of))),  # the first step compiles
+        "steps_per_s": round(spec.games / float(np.median(step_seconds))),  # the first step compiles
         "agents": agents,
-        "kinds": len(spec.groups),
         **_spaces(spec),
         "goals": not spec.agents and goal_reward(env) is not None,
         **_observations(by_kind(spec)[0], samples),
@@ -134,7 +137,6 @@ def inspect(env: EnvConfig, seconds: float = _SECONDS) -> dict[str, Any]:
         "ends_early": round(1 - limits / len(lengths), 3) if lengths else 0.0,
         "reward": "constant" if len(values) < 2 else "sparse" if is_sparse else "dense",
         "reward_std": float(f"{each.std():.3g}"),
-        "reward_max": float(f"{each.max():.3g}"),
         "return": float(f"{np.mean(returns) * agents:.4g}") if returns else None,
     }
 
@@ -172,14 +174,14 @@ def _spaces(spec: Any) -> dict[str, Any]:
 
 def _observations(first: Any, samples: list[Any]) -> dict[str, Any]:
     """Returns facts of the observed values, of arrays of floats that are not images, and of images of uint8."""
+    import jax
     import numpy as np
 
     from jrl.networks.encoders import is_image
     from jrl.spaces import ACTION_MASK, leaves
 
-    largest, deviations, brightest = 0.0, [], 0
-    import jax
-
+    largest, brightest = 0.0, 0
+    deviations: list[float] = []
     arrays = [jax.tree.leaves(one) for one in samples]
     for i, (path, leaf) in enumerate(leaves(first.observation)):
         if path == ACTION_MASK:

@@ -1,13 +1,14 @@
 """The choice of a config from the facts of an environment, by the rules of rules.yaml."""
 
 import functools
+import operator
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jrl.fields import schema
 
-_COMPARED = {"<": lambda x, y: x < y, ">": lambda x, y: x > y, "<=": lambda x, y: x <= y, ">=": lambda x, y: x >= y}
+_COMPARED = {"<": operator.lt, ">": operator.gt, "<=": operator.le, ">=": operator.ge}
 
 
 class Choice(NamedTuple):
@@ -29,7 +30,7 @@ def choose(facts: Mapping[str, Any]) -> Choice:
     rule has set, with a value, a list of values, or a text such as "< 100". A key that is not set meets no condition.
 
     Args:
-      facts: result of `inspection.inspect`, and `minutes`, the budget of the run.
+      facts: result of `facts.inspect`, and `minutes`, the budget of the run.
     """
     data: dict[str, Any] = {}
     reasons: list[str] = []
@@ -48,6 +49,5 @@ def _holds(value: Any, wanted: Any) -> bool:
         return False
     if isinstance(wanted, list):
         return value in wanted
-    if isinstance(wanted, str) and (operator := wanted.split(" ")[0]) in _COMPARED:
-        return _COMPARED[operator](value, float(wanted.split(" ")[1]))
-    return bool(value == wanted)
+    sign, _, number = str(wanted).partition(" ")
+    return bool(_COMPARED[sign](value, float(number)) if sign in _COMPARED else value == wanted)

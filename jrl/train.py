@@ -120,16 +120,16 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, make_clients
     row_keys = _read_mapping("--rows", args.rows, '{"x/y": 1}') or {}
     if wrong := [name for name, value in row_keys.items() if not isinstance(value, str | int | float | None)]:
         raise InputError(f"--rows: {wrong[0]}: expected a number or text, got {row_keys[wrong[0]]!r:.60}: leave it out")
-    base, chosen = _base(args), None
-    if make_clients is None and isinstance(base, str) and not shipped.is_config(base):
+    source, chosen = _base(args), None
+    if make_clients is None and isinstance(source, str) and not shipped.is_config(source):
         from jrl.auto import chooser
 
-        chosen = chooser.choose_config(base, args)
-        base = chosen.data
+        chosen = chooser.choose_config(source, args)
+        source = chosen.data
     elif args.minutes is not None:
         fix = "with a config use --stop time_s=600"
         raise InputError(f"--minutes: expected an environment's id, such as `jrl train CartPole-v1`: {fix}")
-    base = given(base, algo=args.algo, env=args.env, drop=args.drop, over_it=rllib_keys, tell=print)
+    base = given(source, algo=args.algo, env=args.env, drop=args.drop, over_it=rllib_keys, tell=print)
     cfg = config.load(base, args.overrides, algo=args.algo, env=args.env, stop=args.stop, out=args.out)
     if cfg.external is not None and make_clients is None:
         raise InputError(

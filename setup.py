@@ -14,6 +14,7 @@ setup(
     package_dir={"jrl.configs": "configs", **site},
     package_data={
         "jrl": ["py.typed"],
+        "jrl.auto": ["rules.yaml"],
         "jrl.report": ["assets/*"],
         "jrl.serve": ["client.js"],
         "jrl.zoo": ["*.zip", "entries.json"],

@@ -16,7 +16,7 @@ from jrl import config
 from jrl.config import Sizes, datasets
 from jrl.config.argument import given
 from jrl.errors import EnvironmentFailed, InputError, RunnersLost
-from jrl.fields import paths, schema
+from jrl.fields import paths, schema, shipped
 from jrl.host import command, files, interruption, output, runtime
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ def parser(name: str = "train", what: str = "Train a policy as a config says.") 
     p.add_argument(
         "config",
         nargs="?",
-        help="YAML file, or a name of `jrl config list`; without it the defaults, and --algo, --env and --stop",
+        help="YAML file, a name of `jrl config list`, or an environment's id, whose settings are then chosen; "
+        "without it the defaults, and --algo, --env and --stop",
     )
     p.add_argument(
         "--set", action="append", default=[], metavar="a.b=v", dest="overrides", help="override one key of the config"
@@ -62,7 +63,7 @@ def parser(name: str = "train", what: str = "Train a policy as a config says.") 
         help="say how the run works and where the time goes; -vv: all of jax's log",
     )
     p.add_argument("--as-test", action="store_true", help="exit with 1 unless a criterion other than env_steps is met")
-    p.set_defaults(seeds=None, processes=None, until=None, rows=None)
+    p.set_defaults(seeds=None, processes=None, until=None, rows=None, minutes=None)
     return p
 
 
@@ -78,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     p.add_argument("--processes", type=int, metavar="P", help="of --seeds: P at once, each in a process of its own")
     p.add_argument("--until", type=float, metavar="STEPS", help="save there and exit; --resume goes on")
+    p.add_argument("--minutes", type=float, metavar="M", help="of an environment's id: length of the run (default 10)")
     p.add_argument("--rows", metavar="JSON", help="further keys of each result row, e.g. '{\"pbt/copies\": 0}'")
     return run(p.parse_args(without_file(sys.argv[1:] if argv is None else argv)))
 
@@ -118,7 +120,16 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, make_clients
     row_keys = _read_mapping("--rows", args.rows, '{"x/y": 1}') or {}
     if wrong := [name for name, value in row_keys.items() if not isinstance(value, str | int | float | None)]:
         raise InputError(f"--rows: {wrong[0]}: expected a number or text, got {row_keys[wrong[0]]!r:.60}: leave it out")
-    base = given(_base(args), algo=args.algo, env=args.env, drop=args.drop, over_it=rllib_keys, tell=print)
+    source, chosen = _base(args), None
+    if make_clients is None and isinstance(source, str) and not shipped.is_config(source):
+        from jrl.auto import chooser
+
+        chosen = chooser.choose_config(source, args)
+        source = chosen.data
+    elif args.minutes is not None:
+        fix = "with a config use --stop time_s=600"
+        raise InputError(f"--minutes: expected an environment's id, such as `jrl train CartPole-v1`: {fix}")
+    base = given(source, algo=args.algo, env=args.env, drop=args.drop, over_it=rllib_keys, tell=print)
     cfg = config.load(base, args.overrides, algo=args.algo, env=args.env, stop=args.stop, out=args.out)
     if cfg.external is not None and make_clients is None:
         raise InputError(
@@ -136,7 +147,8 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, make_clients
     settings = runtime.apply(cfg.runtime)
     if args.verbose and settings:
         print("runtime:", *settings)
-    title = f"{Path(args.config).stem if args.config else config.algo_name(cfg)}_{datasets.title(cfg)}"
+    named = Path(args.config).stem if args.config and not chosen else ""
+    title = f"{named or config.algo_name(cfg)}_{datasets.title(cfg)}"
     title = title.replace("/", "-").replace(":", "-")
     if args.seeds is not None or args.processes is not None or args.resume:  # a population, or perhaps one
         from jrl.sweep import seeds
@@ -147,6 +159,8 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, make_clients
         if clients := make_clients and make_clients():
             stack.enter_context(clients.open(cfg.external))
         directory, saved = _directory(args, cfg.run.out, title, stack)
+        if chosen:
+            files.replace(directory / "auto.yaml", chosen.yaml)
         if saved and not args.as_test:  # --as-test needs the criterion
             from jrl.run.store import checkpoint, resume
 

@@ -58,6 +58,7 @@ ARROWS = {
     "sweep.__main__": {"config", "config.__main__", "errors", "fields", "host", "sweep"},
     "export": {"config", "errors", "fields", "host", "play", "rollout", "spaces", "spaces_json", "types"},
     "importer": {"config", "data", "errors", "fields", "host", "learn", "ops", "run", "run.store", "types"},
+    "auto": {"config", "errors", "fields"},
     # the commands that a user types; what is slow to import inside functions
     "": {"envs", "play"},
     "__main__": {"errors", "host"},  # and the module of the command that was typed
@@ -81,10 +82,11 @@ ARROWS = {
 # allowed inside a function only
 LAZY_ARROWS = {
     "": {"host", "rllib"},
+    "auto": {"envs", "host", "networks", "run", "spaces", "types"},
     "callbacks": {"metrics"},
     "config": {"algos"},
     "config.__main__": {"rllib", "run", "sweep"},
-    "train": {"metrics", "sweep"},
+    "train": {"auto", "metrics", "sweep"},
     "evaluate": {"config", "play", "rllib", "run", "run.store"},
     "record": {"play", "run"},
     "reproduce": {"config", "metrics", "report", "report.__main__", "train"},

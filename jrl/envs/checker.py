@@ -178,7 +178,7 @@ class _Check:
         masks, hashes = self._check_observations(spec, obs, done, is_raw_checked), [_hash(obs)]
         for t in range(self._steps):
             self._where = f"step {t + 1}"
-            action = _random_action(spec, rng, t, masks)
+            action = random_action(spec, rng, t, masks)
             began = time.perf_counter()
             if in_jax:
                 state, result = env.step(state, action, jax.random.fold_in(key, t + 1))
@@ -242,7 +242,7 @@ def _run_pettingzoo_test(env: Any, steps: int) -> Iterator[Fault]:
         yield fault("pettingzoo", what=test.__name__, error=describe(e))
 
 
-def _random_action(spec: EnvSpec, rng: np.random.Generator, t: int, masks: list[np.ndarray | None]) -> PyTree:
+def random_action(spec: EnvSpec, rng: np.random.Generator, t: int, masks: list[np.ndarray | None]) -> PyTree:
     """Draws actions of the policy's space, among the choices that `masks` allow."""
     kinds = zip(by_kind(spec), masks, strict=True)
     chosen = [_draw(kind.action, rng, kind.num_envs, t, mask) for kind, mask in kinds]

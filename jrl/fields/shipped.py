@@ -1,6 +1,7 @@
 """The configs shipped with jrl, by name: `ppo` is configs/ppo.yaml, in a checkout and in an installed package."""
 
 import functools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,11 @@ def directory() -> Path:
 def names() -> tuple[str, ...]:
     """Returns the names of all shipped configs, sorted."""
     return tuple(sorted(p.stem for p in directory().glob("*.yaml")))
+
+
+def is_config(given: str) -> bool:
+    """Returns whether a text is the name of a shipped config, an existing path, or the name of a YAML or JSON file."""
+    return given in names() or given.endswith((".yaml", ".yml", ".json")) or os.path.exists(given)
 
 
 def locate(given: str | Path) -> Path:

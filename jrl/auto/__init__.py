@@ -1,0 +1,1 @@
+"""`jrl train ENV`: inspect an environment, and choose a config by the rules of rules.yaml."""

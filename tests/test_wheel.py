@@ -53,8 +53,18 @@ def test_it_holds_the_modules_the_configs_the_page_and_the_mark_of_types(wheel):
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "jrl").rglob("*.py")}
     configs = {f"jrl/configs/{path.name}" for path in (ROOT / "configs").glob("*.yaml")}
     page = {path.relative_to(ROOT).as_posix() for path in (ROOT / "jrl" / "report" / "assets").iterdir()}
-    zoo = {path.relative_to(ROOT).as_posix() for path in (ROOT / "jrl" / "zoo").iterdir() if path.suffix in (".zip", ".json")}
-    others = {"jrl/py.typed", "jrl/serve/client.js", "jrl/auto/rules.yaml", "jrl/site/index.html", "jrl/site/assets/style.css"}
+    zoo = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "jrl" / "zoo").iterdir()
+        if path.suffix in (".zip", ".json")
+    }
+    others = {
+        "jrl/py.typed",
+        "jrl/serve/client.js",
+        "jrl/auto/rules.yaml",
+        "jrl/site/index.html",
+        "jrl/site/assets/style.css",
+    }
     assert found == modules | configs | page | zoo | others and len(page) == 6 and len(zoo) > 12
 
 

@@ -22,9 +22,8 @@ HERE = Path(__file__).parent
 def entries() -> dict[str, dict[str, Any]]:
     """Returns the entries by name.
 
-    An entry has: `algorithm`, `env` (id), `env_steps` (steps of
-    training), `return` and `return_std` (mean and deviation over `episodes` episodes of evaluation), `seed`, `needs` (an
-    extra to install, or null).
+    An entry has: `algorithm`, `env` (id), `env_steps` (steps of training), `return` and `return_std` (mean and
+    deviation over `episodes` episodes of evaluation), `seed`, `needs` (an extra to install, or null).
     """
     return json.loads((HERE / "entries.json").read_text(encoding="utf-8"))
 

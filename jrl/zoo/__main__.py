@@ -32,7 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(format_table())
             return 0
         if args.name is None:
-            raise InputError(f"zoo {args.action}: expected the name of a policy: choose one of {', '.join(zoo.entries())}")
+            raise InputError(
+                f"zoo {args.action}: expected the name of a policy: choose one of {', '.join(zoo.entries())}"
+            )
         return play(args) if args.action == "play" else get(args)
     except InputError as e:
         return command.report_input_error(e)

@@ -217,7 +217,9 @@ def _render(id: str) -> Any:
 
 def main() -> int:
     """Writes the page and pictures; returns the exit status: 0, or 2 for an unknown id."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--write", action="store_true", help="write the page")
     parser.add_argument("--draw", nargs="*", metavar="ID", help="draw pictures; without an id all")
     args = parser.parse_args()

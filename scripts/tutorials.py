@@ -159,7 +159,9 @@ def write(name: str) -> None:
 
 def main() -> int:
     """Writes the pages; returns the exit status: 0, or 2 for an unknown name."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--write", nargs="*", required=True, metavar="NAME", help="tutorials; without a name all")
     wanted = parser.parse_args().write or names()
     if unknown := sorted(set(wanted) - set(names())):

@@ -27,7 +27,9 @@ UNREAD = ("commit_success.txt", "params.json")  # Orbax writes a path of this ma
 def main() -> None:
     """Measures the run and writes the entry."""
     assert __doc__ is not None
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     p.add_argument("run", type=Path, help="run directory")
     p.add_argument("name", help="name of the entry")
     p.add_argument("--needs", help="extra of jrl that the environment needs")

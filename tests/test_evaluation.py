@@ -130,6 +130,10 @@ def test_exploration_is_off_unless_one_of_two_keys_says_otherwise():
     assert explore(explore=True)
     assert explore(config={"rollout": {"explore": True}})
     assert not explore(explore=True, config={"rollout": {"explore": False}})
+    members = config.load("ars")  # whose members must explore in training
+    for given in ({}, {"rollout": {"explore": False}}, {"env": {"options": {"max_episode_steps": 7}}}):
+        evaluation = dataclasses.replace(members.evaluation, config=given)
+        assert not build_evaluation.build_config(dataclasses.replace(members, evaluation=evaluation)).rollout.explore
     cfg, sampled = (run_config(evaluation={"explore": e, "duration": 50}) for e in (False, True))
     a, b = (Evaluations(c).play(trained(cfg), count=0, version=0) for c in (cfg, sampled))
     assert a["return"] != b["return"]

@@ -59,6 +59,7 @@ ARROWS = {
     "export": {"config", "errors", "fields", "host", "play", "rollout", "spaces", "spaces_json", "types"},
     "importer": {"config", "data", "errors", "fields", "host", "learn", "ops", "run", "run.store", "types"},
     "auto": {"config", "errors", "fields"},
+    "zoo": {"errors", "fields", "host"},
     # the commands that a user types; what is slow to import inside functions
     "": {"envs", "play"},
     "__main__": {"errors", "host"},  # and the module of the command that was typed
@@ -93,6 +94,7 @@ LAZY_ARROWS = {
     "check_env": {"envs", "fields"},
     "debug": {"agents", "config"},
     "rllib": {"export"},
+    "zoo": {"evaluate", "record"},
     "data.__main__": {"run"},
 }
 

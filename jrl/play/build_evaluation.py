@@ -49,15 +49,18 @@ def build_config(cfg: RunConfig) -> RunConfig:
         raise InputError(*errors)
     if isinstance(env, Mapping) and "num_envs" in env:  # `num_envs` below; training's number has to suit batches
         overrides = {**overrides, "env": {k: v for k, v in env.items() if k != "num_envs"}}
-    evaluation = dataclasses.replace(
-        cfg,
-        rollout=dataclasses.replace(cfg.rollout, explore=cfg.evaluation.explore),
-        evaluation=dataclasses.replace(cfg.evaluation, config={}),
-    )
+    explore, rollout = cfg.evaluation.explore, overrides.get("rollout")
+    if isinstance(rollout, Mapping) and isinstance(rollout.get("explore"), bool):
+        # set below: an algorithm that must explore in training need not do so in evaluations
+        explore = rollout["explore"]
+        overrides = {**overrides, "rollout": {k: v for k, v in rollout.items() if k != "explore"}}
+    evaluation = dataclasses.replace(cfg, evaluation=dataclasses.replace(cfg.evaluation, config={}))
     try:
-        return config.from_dict(schema.merge(config.to_dict(evaluation), overrides)) if overrides else evaluation
+        if overrides:
+            evaluation = config.from_dict(schema.merge(config.to_dict(evaluation), overrides))
     except InputError as e:
         raise InputError(*(f"evaluation.config: {message}" for message in e.errors)) from e
+    return dataclasses.replace(evaluation, rollout=dataclasses.replace(evaluation.rollout, explore=explore))
 
 
 def num_envs(section: EvaluationConfig, policies: Policies) -> list[int]:

@@ -25,6 +25,11 @@ def test_the_table_lists_the_files_which_are_small():
             assert meta["env_steps"] == zoo.entries()[name]["env_steps"]
 
 
+def test_the_page_shows_the_table():
+    page = (zoo.HERE.parent.parent / "docs" / "zoo.md").read_text(encoding="utf-8")
+    assert command.format_table() in page
+
+
 def test_list_and_play(capsys):
     assert command.main(["list"]) == 0
     found = capsys.readouterr().out

@@ -88,7 +88,7 @@ def test_the_loss_is_that_of_numpy_over_unmasked_rows(network, action, loss):
     np.testing.assert_allclose(aux.metrics["loss/policy"], expected, rtol=1e-4)
 
 
-@pytest.mark.parametrize("action", [CHOICES, BOX], ids=str)
+@pytest.mark.parametrize("action", some_quick([CHOICES, BOX], BOX), ids=str)
 def test_the_student_acts_or_the_teacher_by_its_best_action(action):
     share = {}
     for student_acts in (0.0, 0.5, ((0, 1.0), (10, 0.0))):
@@ -138,7 +138,7 @@ TEACHERS = {
 }
 
 
-@pytest.mark.parametrize("name", TEACHERS)
+@pytest.mark.parametrize("name", some_quick(TEACHERS, "sac", "dqn"))
 def test_teachers_of_other_algorithms(name):
     """SAC's mode is squashed, TD3's is its action, DQN's is the best Q value among actions as it explores."""
     module, action, options = TEACHERS[name]

@@ -35,7 +35,7 @@ def strong_search():
     more = {"algo": {"search": search}, "evaluation": {"elo_games": 128}}
     cfg = build_evaluation.build_config(preflight.resolved(config.from_dict(config.merge(SMALL, more))))
     elo = Elo(cfg, seed=0)
-    algo = build.algorithm(cfg, elo._env.spec)
+    algo = build.algorithm(cfg, build_evaluation.build_environments(cfg, 2).spec)
     return elo, algo.actor(algo.init(KEY))
 
 
@@ -53,7 +53,7 @@ def test_a_search_beats_random_moves_and_gains_their_difference(strong_search):
     arbitrary = actor.replace(params=jax.tree_util.tree_map_with_path(scale, actor.params))  # logits outweigh values
     elo.begin(arbitrary)
     rows = [elo.play(actor, count=1), elo.play(actor, count=2), elo.play(arbitrary, count=3)]
-    wins, draws, losses = elo.match(actor, arbitrary, KEY)
+    wins, _, losses = elo.match(actor, arbitrary, KEY)
     assert wins > 2 * losses
     assert rows[0]["elo"] > 50 and 0 < rows[0]["elo_se"] < 50
     assert rows[1]["elo"] == pytest.approx(rows[0]["elo"]) and rows[1]["elo_se"] > rows[0]["elo_se"]
@@ -81,7 +81,7 @@ def test_a_resumed_run_has_the_ratings_of_an_uninterrupted_run(tmp_path):
     rows = rows_of(out)
     ratings = [row["evaluation/elo"] for row in rows if row.get("evaluation/elo") is not None]
     assert len(ratings) >= 4 and len(set(ratings)) > 2 and all(map(math.isfinite, ratings))
-    first, *later = sorted((out / "checkpoints").glob("[0-9]*"), key=lambda path: int(path.name))
+    _, *later = sorted((out / "checkpoints").glob("[0-9]*"), key=lambda path: int(path.name))
     for path in later:
         shutil.rmtree(path)
     assert train.main(["--resume", str(out)]) == 0
@@ -91,5 +91,5 @@ def test_a_resumed_run_has_the_ratings_of_an_uninterrupted_run(tmp_path):
 def test_one_player_has_no_rating():
     given = {"env": {"id": "CartPole-v1", "backend": "jax"}, "multi_agent": None}
     cfg = build_evaluation.build_config(preflight.resolved(config.from_dict(config.merge(SMALL, given))))
-    with pytest.raises(InputError, match="evaluation.elo_games: expected a game of two players, got env.id CartPole"):
+    with pytest.raises(InputError, match=r"evaluation.elo_games: expected a game of two players, got env.id CartPole"):
         Elo(cfg, seed=0)

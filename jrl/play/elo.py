@@ -22,13 +22,11 @@ from jrl.config import RunConfig
 from jrl.errors import InputError
 from jrl.learn.program import Role, role_key
 from jrl.metrics import payoff
-from jrl.ops.exploration import masked_logits
 from jrl.play import build_evaluation
 from jrl.play.player import Deadline
 from jrl.run import build
 from jrl.types import Algo, Array, JaxEnv, Key, PyTree
 
-NAMES = ("elo", "elo_se")  # keys of the result of `Elo.play`
 OPENING = 2  # random moves at the beginning of a game: without them greedy policies repeat one game
 _PRIOR = 1.0  # draws added to each match, so that a match without a loss has a finite rating
 
@@ -46,6 +44,7 @@ class Elo:
     """Rates the policies of a run one after the other. Each match adds the difference of two policies to the rating.
 
     Attributes:
+      names: keys of the result of `play`.
       latest: Rated, part of checkpoints.
 
     Args:
@@ -55,12 +54,13 @@ class Elo:
       InputError: the environment is not a game of two players, or the algorithm cannot search in it.
     """
 
+    names = ("elo", "elo_se")
     latest: Rated
 
     def __init__(self, cfg: RunConfig, *, seed: int):
         self._games, self._seed = cfg.evaluation.elo_games or 0, seed
         self._timeout_s = cfg.evaluation.timeout_s
-        self._env = env = build_evaluation.build_environments(cfg, self._games)
+        env = build_evaluation.build_environments(cfg, self._games)
         if env.spec.num_agents != 2:
             raise InputError(
                 f"evaluation.elo_games: expected a game of two players, got env.id {cfg.env.id} with "
@@ -90,7 +90,7 @@ class Elo:
         change, error = payoff.compute_elo(payoff.compute_scores(results), prior=_PRIOR)
         if wins + draws + losses:
             self.latest = Rated(actor, before.rating + change[1], before.variance + error[1] ** 2)
-        return dict(zip(NAMES, (float(self.latest.rating), float(self.latest.variance**0.5)), strict=True))
+        return {"elo": float(self.latest.rating), "elo_se": float(self.latest.variance**0.5)}
 
     def match(self, first: PyTree, second: PyTree, key: Key) -> tuple[int, int, int]:
         """Returns the wins, draws and losses of policy `first` against `second`, in G games.
@@ -126,7 +126,7 @@ def random_moves(obs: PyTree, key: Key) -> Array:
     mask = obs[spaces.ACTION_MASK]
     noise = jax.random.gumbel(key, (len(mask) // 4, 1, 2, mask.shape[-1]))
     noise = jnp.repeat(noise, 2, 1).reshape(mask.shape)
-    return jnp.argmax(masked_logits(noise, mask != 0), -1).astype(jnp.int32)
+    return jnp.argmax(jnp.where(mask != 0, noise, -jnp.inf), -1).astype(jnp.int32)
 
 
 def choose_in(env: JaxEnv, algo: Algo, *, explore: bool) -> Callable[..., Array]:

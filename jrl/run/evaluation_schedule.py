@@ -97,8 +97,8 @@ class Schedule:
 
     def _nan_metrics(self) -> dict[str, float]:
         """Returns the metrics of rows without an evaluation."""
-        ratings = dict.fromkeys(("evaluation/elo", "evaluation/elo_se") if self.elo else (), math.nan)
-        return {**self.evaluations.nan_metrics(), **ratings}
+        ratings = self.elo.names if self.elo else ()
+        return {**self.evaluations.nan_metrics(), **{f"evaluation/{name}": math.nan for name in ratings}}
 
     def close(self) -> None:
         if self._evaluations is not None:

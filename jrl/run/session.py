@@ -199,7 +199,7 @@ class Session(BaseSession):
         )
         if elo := self.schedule.elo:
             elo.begin(self.actor())
-            if saved and meta and "elo" in meta["checksums"]:
+            if saved and meta and "elo" in meta.get("checksums", {}):
                 elo.latest = checkpoint.restore(saved, "elo", elo.latest)
         self.schedule.start()
         if self.run.estimates:

@@ -91,5 +91,7 @@ def test_a_resumed_run_has_the_ratings_of_an_uninterrupted_run(tmp_path):
 def test_one_player_has_no_rating():
     given = {"env": {"id": "CartPole-v1", "backend": "jax"}, "multi_agent": None}
     cfg = build_evaluation.build_config(preflight.resolved(config.from_dict(config.merge(SMALL, given))))
-    with pytest.raises(InputError, match=r"evaluation.elo_games: expected a game of two players, got env.id CartPole"):
+    with pytest.raises(
+        InputError, match=r"elo_games: expected a game of two players, got env.id CartPole-v1, which has 1"
+    ):
         Elo(cfg, seed=0)

@@ -63,8 +63,8 @@ class Elo:
         env = build_evaluation.build_environments(cfg, self._games)
         if env.spec.num_agents != 2:
             raise InputError(
-                f"evaluation.elo_games: expected a game of two players, got env.id {cfg.env.id} with "
-                f"{env.spec.num_agents}: leave it out"
+                f"evaluation.elo_games: expected a game of two players, got env.id {cfg.env.id}, which "
+                f"has {env.spec.num_agents}: leave it out"
             )
         algo = build.algorithm(config.without_loss(cfg), env.spec)
         self._choose = choose_in(env, algo, explore=cfg.rollout.explore)
@@ -113,7 +113,7 @@ class Elo:
         if running.any():
             warnings.warn(
                 f"evaluation.elo_games: {running.sum()} of {self._games} games did not end within "
-                f"evaluation.timeout_s = {self._timeout_s:g} s and do not count: allow more time, or lower it",
+                f"evaluation.timeout_s = {self._timeout_s:g} s and do not count: allow more time, or fewer games",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -88,6 +88,8 @@ def metric_fault(cfg: Any, key: str, name: str, *, evaluated: bool = True) -> st
         return f"{key}: there are no evaluations: set evaluation.every={_tenth(cfg)}"
     if "/" in name and name.split("/")[0] not in _SCORES:
         return ""
+    if name in ("evaluation/elo", "evaluation/elo_se"):
+        return "" if cfg.evaluation.elo_games else f"{key}: there are no ratings: set evaluation.elo_games=64"
     if name.startswith(("evaluation/agent/", "evaluation/policy/")) and name.endswith("/return"):
         return ""  # names of agents and policies are not known before the environments
     return missing_metric(key, name, _METRICS)
@@ -607,6 +609,17 @@ TABLE = (
             and f"rollout.explore: {_name(c)} compares members, and without exploration all act as their mean: leave "
             "it out"
         )),
+    Row("algo.name evaluation.elo_games", lambda c: (
+            c.evaluation.elo_games is not None
+            and not traits(c.algo).searches_env
+            and f"evaluation.elo_games: expected algo.name alphazero, got {_name(c)}: leave it out; "
+            "multi_agent.self_play has ratings without it"
+        )),
+    Row("evaluation.elo_games", lambda c: (
+            (c.evaluation.elo_games or 0) % 2 == 1
+            and f"evaluation.elo_games: expected an even number, since each opening is played twice, got "
+            f"{c.evaluation.elo_games}: set {c.evaluation.elo_games + 1}"
+        )),
     Row("algo.population env.num_envs", _population_fault),
     Row("network.norm network.critic_norm network.dropout network.critic_dropout network.torso network.critic_torso "
         "network.core.name algo.name", _regularization_faults),
@@ -698,6 +711,11 @@ COMMANDS = (  # checks for commands only: from Python, the caller ends the run a
             c.evaluation.record > 0
             and not evaluates(c)
             and f"evaluation.record: expected evaluations to record, got none: set evaluation.every={_tenth(c)}"
+        )),
+    Row("evaluation.elo_games evaluation.every evaluation.interval", lambda c: (
+            c.evaluation.elo_games is not None
+            and not evaluates(c)
+            and f"evaluation.elo_games: expected evaluations, got none: set evaluation.every={_tenth(c)}"
         )),
 )
 # fmt: on

@@ -112,6 +112,9 @@ class EvaluationConfig:
     timeout_s: Seconds | None = 120.0  # seconds after which an evaluation ends with its finished episodes; null: never
     # episodes of each evaluation's video, videos/STEPS.mp4 in the run directory; 0: no video
     record: Annotated[int, Interval(ge=0, le=1000)] = 0
+    # games of each evaluation against the policy of the previous one, for Elo ratings of alphazero's self-play; null:
+    # no ratings
+    elo_games: Count | None = None
     always_attach: bool = True  # repeat the latest evaluation in every result row; false: only in the first row
 
 

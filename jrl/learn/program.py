@@ -40,6 +40,7 @@ class Role(enum.IntEnum):
     VALIDATE = 5
     DATA = 6
     ESTIMATE = 7
+    ELO = 8
 
 
 def role_key(seed: int | Key, role: Role, counter=0) -> Key:

@@ -530,7 +530,7 @@ GROUPS: dict[str, list[KeyRow]] = {
         *omit(_RESTART, "evaluation_unhealthy_workers_timeout_s evaluation_error_after_n_consecutive_skips"),
         *args("evaluation", "evaluation", "", evaluation_every="evaluation.every",
              evaluation_num_envs="evaluation.num_envs", evaluation_explore="evaluation.explore",
-             evaluation_record="evaluation.record"),
+             evaluation_record="evaluation.record", evaluation_elo_games="evaluation.elo_games"),
     ],
     "Offline data": [
         row("input_ input", "data.input",

@@ -13,6 +13,7 @@ from jrl.types import PyTree
 
 if TYPE_CHECKING:
     from jrl import callbacks
+    from jrl.play.elo import Elo
     from jrl.play.evaluation import Evaluations
     from jrl.play.video import Videos
 
@@ -25,6 +26,7 @@ class Schedule:
     The session calls `prepare`, `start` once its reporter exists, and `close`.
 
     Attributes:
+      elo: ratings by `evaluation.elo_games`, once prepared; None: no ratings.
       decides: (metrics `evaluation/...`) -> whether the run acts on them, such as ending. A parallel evaluation is then
         repeated with the present weights.
 
@@ -56,6 +58,8 @@ class Schedule:
         self._plays = datasets.plays(cfg)  # without environments an evaluation is the estimates by `data.estimate`
         self._parallel = cfg.evaluation.parallel and self._plays
         self._estimated: dict[str, float] = {}  # estimates of the unfinished evaluation
+        self.elo: Elo | None = None
+        self._rated: dict[str, float] = {}  # ratings of the unfinished evaluation
         self._is_reached: Callable[[StepInfo], bool] = lambda info: False
         self._in_next_row = False  # whether `is_due` has scheduled an evaluation for the next row
 
@@ -76,16 +80,25 @@ class Schedule:
         """Makes the environments, if the config schedules evaluations. Raises InputError."""
         if self._is_scheduled and self._plays:
             self.evaluations.prepare()
+        if self._settings.elo_games:
+            from jrl.play.elo import Elo
+
+            self.elo = Elo(self.evaluations.config, seed=self._cfg.run.seed)
         if self._videos:
             self._videos.prepare(self._session.run.spec)
 
     def start(self) -> None:
         """Adds the evaluation keys to result rows, and counts from the session's present step."""
         if self._is_scheduled and self._plays:
-            self._session.reporter.extra.update(self.evaluations.nan_metrics())
+            self._session.reporter.extra.update(self._nan_metrics())
         if self._settings.every:
             most, done = self._session.steps_per_call, self._session.env_steps
             self._is_reached = reporter.every_steps(self._settings.every, most=most, env_steps=done)
+
+    def _nan_metrics(self) -> dict[str, float]:
+        """Returns the metrics of rows without an evaluation."""
+        ratings = self.elo.names if self.elo else ()
+        return {**self.evaluations.nan_metrics(), **{f"evaluation/{name}": math.nan for name in ratings}}
 
     def close(self) -> None:
         if self._evaluations is not None:
@@ -122,7 +135,7 @@ class Schedule:
         """Finishes or plays the evaluation of the next row."""
         extra = self._session.reporter.extra
         if not self._settings.always_attach and extra.get("evaluation/weights_version") is not None:
-            extra.update(self.evaluations.nan_metrics())
+            extra.update(self._nan_metrics())
         if self.is_busy:
             found = self._finish()
             if self.decides({f"evaluation/{name}": value for name, value in found.items()}):
@@ -167,6 +180,8 @@ class Schedule:
         estimates = self._session.run.estimates
         if estimates and estimates.with_evaluations:
             self._estimated = estimates.estimate(actor, self._session.iteration)
+        if self.elo:
+            self._rated = self.elo.play(actor, count=self._session.iteration)
         if self._videos:
             self._videos.begin(actor, self._session.counted())
         return actor
@@ -179,7 +194,8 @@ class Schedule:
             )
             metrics.update(self._callbacks.drain_evaluation())
         estimated, self._estimated = self._estimated, {}
-        metrics.update(estimated)
+        rated, self._rated = self._rated, {}
+        metrics.update(estimated | rated)
         if self._callbacks:
             self._callbacks.call("on_evaluate_end", algorithm=self._callback_target, evaluation_metrics=metrics)
         in_row = lambda name: name if name in estimated else f"evaluation/{name}"

@@ -197,6 +197,10 @@ class Session(BaseSession):
             env_steps=self.env_steps,
             time_s=meta["time_s"] if meta else 0.0,
         )
+        if elo := self.schedule.elo:
+            elo.begin(self.actor())
+            if saved and meta and "elo" in meta.get("checksums", {}):
+                elo.latest = checkpoint.restore(saved, "elo", elo.latest)
         self.schedule.start()
         if self.run.estimates:
             self.run.estimates.begin(self.env_steps, self.steps_per_call)
@@ -490,7 +494,8 @@ class Session(BaseSession):
     def parts(self) -> dict[str, PyTree]:
         """Returns the arrays of a checkpoint."""
         kept = self.run.program.keep(self.state)
-        return checkpoint.state_parts(kept, self.config.checkpoint, self.config.multi_agent)
+        parts = checkpoint.state_parts(kept, self.config.checkpoint, self.config.multi_agent)
+        return parts | ({"elo": self.schedule.elo.latest} if self.schedule.elo else {})
 
 
 def _not_finite(env: EnvConfig, what: str) -> EnvironmentFailed:

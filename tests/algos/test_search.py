@@ -296,6 +296,7 @@ def test_environments_that_cannot_be_searched(changed, message):
         build.run(preflight.check(config.from_dict(config.merge(SMALL, changed))))
 
 
+@pytest.mark.slow  # tests/test_elo.py has a run in the quick set
 def test_a_run_its_evaluation_and_its_export(tmp_path):
     """Self-play from the command line; the run is evaluated by search, loaded and exported by the network."""
     from jrl.export.__main__ import main as export

@@ -9,6 +9,7 @@ Pendulum-v1; observations and rewards of the training are random.
 import argparse
 import json
 import tempfile
+import zipfile
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,8 @@ def main() -> None:
         runner = OnPolicyRunner(Env(args.critic_size), cfg, log_dir=logs)
         runner.learn(6)
         runner.save(str(args.out / "model_5.pt"))
-    (args.out / "model_5.pt").write_bytes(recompress((args.out / "model_5.pt").read_bytes()))
+    file = args.out / "model_5.pt"
+    file.write_bytes(recompress(file.read_bytes(), zipfile.ZIP_DEFLATED))
     size = args.critic_size
     obs, seen = 1 + 2 * torch.randn(8, 3), torch.randn(8, size)
     given = TensorDict({"policy": obs, "critic": obs if size == 3 else seen}, batch_size=[8])

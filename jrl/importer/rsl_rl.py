@@ -95,6 +95,10 @@ def settings(model: Model, statistics: Statistics | None, overrides: Sequence[st
         notes.append(f"jrl has no schedule by the KL: algo.lr={lr:g}, the last step size")
     if model.data["has_rnd"]:
         notes.append("the networks of RND are not taken")
+    if not _is_set("env.num_envs", overrides):
+        notes.append(
+            "the file has no number of environments, so steps are counted for the default: --set env.num_envs=N"
+        )
     return Settings(
         {
             "algo": algo,
@@ -144,9 +148,13 @@ def fill(model: Model, state: Any, spec: EnvSpec, statistics: Statistics | None)
     return state, [*notes, *more]
 
 
+def _is_set(key: str, overrides: Sequence[str]) -> bool:
+    return any(text.startswith(f"{key}=") for text in overrides)
+
+
 def _activation(model: Model, overrides: Sequence[str]) -> dict[str, Any]:
     """Returns the activation of `params/agent.yaml`; {}: an override has it. Raises InputError: neither has it."""
-    if any(text.startswith("network.activation=") for text in overrides):
+    if _is_set("network.activation", overrides):
         return {}
     sections = (model.data["agent"].get(name) for name in ("policy", "actor", "critic"))
     found = sorted({str(section["activation"]) for section in sections if section and "activation" in section})
@@ -188,18 +196,27 @@ def _model(path: Path, tree: Any) -> tuple[Model, Statistics | None]:
     moments = {part: _moments(arrays, part) for part in names}
     inputs = {part: arrays[f"{found[0]}.weight"].shape[1] for part, found in names.items()}
     has_same_inputs = inputs["actor"] == inputs["critic"] and _is_same(moments["actor"], moments["critic"])
-    agent = schema.read_yaml(agent_file(path)) if agent_file(path).is_file() else {}
     data = {
         "iterations": max(tree["iter"], 0),
         "observations": inputs["actor"],
         "actions": arrays[f"{names['actor'][-1]}.weight"].shape[0],
         "has_same_inputs": has_same_inputs,
         "has_rnd": "rnd_state_dict" in tree,
-        "agent": agent,
+        "agent": _agent(path),
     }
     weights, optimizer = _as_sb3(arrays, names, tree.get("optimizer_state_dict"))
     statistics = moments["actor"] and Statistics(moments["actor"], None, 10.0)
     return Model(path, "ppo", data, weights, {}, {"policy": optimizer}), statistics
+
+
+def _agent(path: Path) -> dict[str, Any]:
+    """Returns the content of `params/agent.yaml`; {} without the file. Raises InputError: it is not plain YAML."""
+    file = agent_file(path)
+    try:
+        return schema.read_yaml(file) if file.is_file() else {}
+    except InputError as e:
+        raise InputError(f"{e}: remove what is not plain YAML, or move the file away and give --set "
+                         "network.activation=elu") from e  # fmt: skip
 
 
 def _arrays(tree: Any) -> dict[str, np.ndarray] | None:
@@ -266,9 +283,9 @@ def _as_sb3(
         return weights, optimizer
     std = np.maximum(arrays["std"], 1e-6)
     weights["log_std"] = np.log(std)
-    at = list(weights).index("log_std")
+    index = list(weights).index("log_std")  # as torch counts parameters
     states = optimizer.get("state") if isinstance(optimizer, dict) else None
-    if isinstance(states, dict) and isinstance(entry := states.get(at), dict) and "exp_avg_sq" in entry:
+    if isinstance(states, dict) and isinstance(entry := states.get(index), dict) and "exp_avg_sq" in entry:
         moved = {**entry, "exp_avg": entry["exp_avg"] * std, "exp_avg_sq": entry["exp_avg_sq"] * std**2}
-        optimizer = {**optimizer, "state": {**states, at: moved}}
+        optimizer = {**optimizer, "state": {**states, index: moved}}
     return weights, optimizer

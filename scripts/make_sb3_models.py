@@ -38,10 +38,10 @@ def shrink(path: Path) -> None:
     path.write_bytes(kept.getvalue())
 
 
-def recompress(content: bytes) -> bytes:
+def recompress(content: bytes, compression: int = zipfile.ZIP_STORED) -> bytes:
     """Returns a file of torch as it is, without the padding between its storages."""
     kept = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(content)) as archive, zipfile.ZipFile(kept, "w", zipfile.ZIP_STORED) as smaller:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive, zipfile.ZipFile(kept, "w", compression) as smaller:
         for name in archive.namelist():
             if not name.endswith(("/.format_version", "/.storage_alignment", "/serialization_id", "/version")):
                 smaller.writestr(name, archive.read(name))

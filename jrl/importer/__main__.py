@@ -1,4 +1,4 @@
-"""python -m jrl.importer model.zip --env ID: makes a run of a policy that Stable-Baselines3 has trained."""
+"""python -m jrl.importer MODEL --env ID: makes a run of a policy that Stable-Baselines3 or rsl_rl has trained."""
 
 import argparse
 import dataclasses
@@ -17,12 +17,12 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line. Neither jax nor an environment library is imported for it."""
     p = command.parser(
         "import",
-        "Make a run of a policy that Stable-Baselines3 has trained with PPO, A2C, DQN, SAC, TD3 or DDPG. The run can "
-        "be evaluated, recorded, exported and trained further. Nothing of the file is executed.",
+        "Make a run of a policy that Stable-Baselines3 has trained with PPO, A2C, DQN, SAC, TD3 or DDPG, or rsl_rl "
+        "with PPO. The run can be evaluated, recorded, exported and trained further. Nothing of the file is executed.",
     )
-    p.add_argument("model", help="model.zip, as model.save of Stable-Baselines3 writes it")
+    p.add_argument("model", help="model.zip of Stable-Baselines3, or model_N.pt of rsl_rl")
     p.add_argument("--env", required=True, help="environment of the training; its options: --set env....")
-    p.add_argument("--vec-normalize", metavar="FILE", help="statistics that VecNormalize.save wrote")
+    p.add_argument("--vec-normalize", metavar="FILE", help="statistics of a model.zip that VecNormalize.save wrote")
     p.add_argument("--out", help="run directory (default: runs/NAME_ENV)")
     p.add_argument("--set", action="append", default=[], metavar="a.b=v", dest="overrides", help="override the config")
     return p
@@ -49,20 +49,30 @@ def import_model(args: argparse.Namespace) -> Iterator[str]:
     """
     path = resolve(args.model, "model", "file")
     if not path.is_file():
-        raise InputError(f"model: expected a file model.zip, got {args.model}, which does not exist: check the path")
+        raise InputError(
+            f"model: expected a file model.zip or model_N.pt, got {args.model}, which does not exist: check the path"
+        )
     normalize = args.vec_normalize and resolve(args.vec_normalize, "--vec-normalize", "file")
     if normalize and not normalize.is_file():
         raise InputError(f"--vec-normalize: {args.vec_normalize} does not exist: check the path")
     directory = resolve(args.out, "--out", "new directory") if args.out else None
     if directory is not None and (directory / "config.yaml").exists():
         raise InputError(f"--out: {directory} holds a run already: choose another --out")
-    from jrl.importer import sb3, vec_normalize
+    from jrl.importer import rsl_rl, sb3, vec_normalize
 
-    model = sb3.read(path)
-    statistics = vec_normalize.read(normalize) if normalize else None
-    with sb3.report_values(path):
-        found = sb3.settings(model, statistics)
+    is_rsl_rl = path.suffix == ".pt"
+    if is_rsl_rl and normalize:
+        raise InputError("--vec-normalize: a .pt of rsl_rl has its statistics inside: leave --vec-normalize out")
+    source = rsl_rl if is_rsl_rl else sb3
+    if is_rsl_rl:
+        model, statistics = rsl_rl.read(path)
+    else:
+        model, statistics = sb3.read(path), vec_normalize.read(normalize) if normalize else None
+    with sb3.report_values(path, source.KNOWN):
+        found = rsl_rl.settings(model, statistics, args.overrides) if is_rsl_rl else sb3.settings(model, statistics)
     cfg = config.load(found.config, args.overrides, env=args.env)
+    if is_rsl_rl:
+        model, cfg = rsl_rl.count_steps(model, cfg)
     title = f"{path.stem}_{args.env}".replace("/", "-").replace(":", "-")
     from jrl.host import runtime
     from jrl.learn.program import Clock
@@ -75,11 +85,11 @@ def import_model(args: argparse.Namespace) -> Iterator[str]:
         cfg.replay, capacity=min(cfg.replay.capacity, 2 * (cfg.replay.learning_starts + cfg.replay.batch_size))
     )
     with Session(dataclasses.replace(cfg, replay=small)) as session:
-        sb3.check_spaces(model, session.run.spec)
+        source.check_spaces(model, session.run.spec)
         session.start()
         initial = session.learner_state()
-        with sb3.report_values(path):
-            state, notes = sb3.fill(model, initial, session.run.spec, statistics)
+        with sb3.report_values(path, source.KNOWN):
+            state, notes = source.fill(model, initial, session.run.spec, statistics)
         session.take_over({None: state})
         steps = int(state.env_steps)
         session.clock = Clock(steps, steps)

@@ -37,7 +37,7 @@ _POLICIES = {
 _ACTIVATIONS = {"Tanh": "tanh", "ReLU": "relu", "SiLU": "silu", "ELU": "elu"}
 _TRAIN_FREQ = {"dqn": 4, "sac": 1, "td3": 1}  # Stable-Baselines3's defaults
 _CNN = "cnn.0.weight"
-_KNOWN = "expected a model.zip of PPO, A2C, DQN, SAC, TD3 or DDPG that Stable-Baselines3 2.x saved"
+KNOWN = "expected a model.zip of PPO, A2C, DQN, SAC, TD3 or DDPG that Stable-Baselines3 2.x saved"
 
 
 class Optimizer(NamedTuple):
@@ -78,9 +78,9 @@ def read(path: Path) -> Model:
             parts = {name.removesuffix(".pth"): archive.read(name) for name in names if name.endswith(".pth")}
     except torch_file.DAMAGE as e:
         why = shown(str(e) or type(e).__name__, 200)
-        raise InputError(f"{path}: {_KNOWN}, got another file ({why}): give such a file") from e
+        raise InputError(f"{path}: {KNOWN}, got another file ({why}): give such a file") from e
     if not isinstance(data, dict):
-        raise InputError(f"{path}: {_KNOWN}, got other data: give such a file")
+        raise InputError(f"{path}: {KNOWN}, got other data: give such a file")
     algo = _algorithm(path, data)
     trees = {}
     for name, content in parts.items():
@@ -90,13 +90,13 @@ def read(path: Path) -> Model:
             raise InputError(f"{path}: {name}.pth: {e}: save the model again with torch 1.6 or later") from e
     weights, variables = trees.pop("policy"), trees.pop("pytorch_variables", None) or {}
     if not isinstance(weights, dict) or not all(isinstance(x, np.ndarray) for x in weights.values()):
-        raise InputError(f"{path}: policy.pth: expected named arrays, got another tree: {_KNOWN}")
+        raise InputError(f"{path}: policy.pth: expected named arrays, got another tree: {KNOWN}")
     optimizers = {name.removesuffix("optimizer").rstrip("._"): tree for name, tree in trees.items()}
     return Model(path, algo, data, weights, variables, optimizers)
 
 
 @contextlib.contextmanager
-def report_values(path: Path) -> Iterator[None]:
+def report_values(path: Path, known: str = KNOWN) -> Iterator[None]:
     """Raises InputError instead of errors that values of another type or rank cause in the block."""
     try:
         yield
@@ -104,7 +104,7 @@ def report_values(path: Path) -> Iterator[None]:
         raise
     except torch_file.DAMAGE as e:
         why = shown(f"{type(e).__name__}: {e}", 200)
-        raise InputError(f"{path}: {_KNOWN}, got values of other types ({why}): give such a file") from e
+        raise InputError(f"{path}: {known}, got values of other types ({why}): give such a file") from e
 
 
 def _algorithm(path: Path, data: Mapping[str, Any]) -> str:
@@ -113,7 +113,7 @@ def _algorithm(path: Path, data: Mapping[str, Any]) -> str:
     module = policy.get("__module__") if isinstance(policy, dict) else None
     if module not in _POLICIES:
         fix = "train it here: docs/from-sb3.md lists jrl's equivalents"
-        raise InputError(f"{path}: {_KNOWN}, with its own policies, got a policy of {shown(str(module))}: {fix}")
+        raise InputError(f"{path}: {KNOWN}, with its own policies, got a policy of {shown(str(module))}: {fix}")
     if data.get("use_sde"):
         raise InputError(f"{path}: expected use_sde=False, got True: jrl has no state-dependent exploration: train "
                          "without it")  # fmt: skip
@@ -123,7 +123,7 @@ def _algorithm(path: Path, data: Mapping[str, Any]) -> str:
         return "ppo"
     if "gae_lambda" in data and "cg_max_steps" not in data:
         return "a2c"
-    raise InputError(f"{path}: {_KNOWN}, got another algorithm with ActorCriticPolicy: train it here")
+    raise InputError(f"{path}: {KNOWN}, got another algorithm with ActorCriticPolicy: train it here")
 
 
 # ---------------------------------------------------------------- the config
@@ -187,7 +187,7 @@ def _number(data: Mapping[str, Any], key: str, default: float, notes: list[str],
 
 def _hyperparameters(model: Model, notes: list[str]) -> dict[str, Any]:
     """Returns the section `algo`."""
-    data, group = model.data, _group(model)
+    data, group = model.data, optimizer_options(model)
     number = lambda key, default, name: _number(data, key, default, notes, name)
     found: dict[str, Any] = {"gamma": data.get("gamma", 0.99)}
     found["lr"] = number("learning_rate", group.get("lr", 3e-4), "algo.lr")
@@ -305,7 +305,7 @@ def _network(model: Model) -> dict[str, Any]:
 # ---------------------------------------------------------------- names of layers
 
 
-def _sequence(model: Model, prefix: str) -> list[str]:
+def sequence(model: Model, prefix: str) -> list[str]:
     """Returns the names of the dense layers of a `Sequential`, in their order."""
     indices = (re.fullmatch(rf"{re.escape(prefix)}\.(\d+)\.weight", name) for name in model.weights)
     return [f"{prefix}.{i}" for i in sorted(int(match[1]) for match in indices if match)]
@@ -314,7 +314,7 @@ def _sequence(model: Model, prefix: str) -> list[str]:
 def _critics(model: Model) -> list[list[str]]:
     """Returns the layers of each critic."""
     found = list[list[str]]()
-    while layers := _sequence(model, f"critic.qf{len(found)}"):
+    while layers := sequence(model, f"critic.qf{len(found)}"):
         found.append(layers)
     if not found:
         raise _missing(model, "critic.qf0.0.weight")
@@ -325,13 +325,13 @@ def _hidden(model: Model) -> tuple[list[str], list[str]]:
     """Returns the hidden layers of the policy (or Q network) and of the value (or a critic)."""
     match model.algo:
         case "dqn":
-            layers = _sequence(model, "q_net.q_net")[:-1]
+            layers = sequence(model, "q_net.q_net")[:-1]
             return layers, layers
         case "sac":
-            return _sequence(model, "actor.latent_pi"), _critics(model)[0][:-1]
+            return sequence(model, "actor.latent_pi"), _critics(model)[0][:-1]
         case "td3":
-            return _sequence(model, "actor.mu")[:-1], _critics(model)[0][:-1]
-    return _sequence(model, "mlp_extractor.policy_net"), _sequence(model, "mlp_extractor.value_net")
+            return sequence(model, "actor.mu")[:-1], _critics(model)[0][:-1]
+    return sequence(model, "mlp_extractor.policy_net"), sequence(model, "mlp_extractor.value_net")
 
 
 def _extractor(model: Model) -> str:
@@ -421,7 +421,7 @@ def params(model: Model, get: Get, image: tuple[int, int], *, target: str = "") 
     if model.algo == "dqn":
         rename = lambda name: name.replace("q_net.", f"q_net{target}.", 1)
         own = lambda name: get(rename(name))
-        head = _dense(own, _sequence(model, "q_net.q_net")[-1])
+        head = _dense(own, sequence(model, "q_net.q_net")[-1])
         torso = _cnn(own, "q_net.features_extractor", image) if is_image else _mlp(own, policy)
         heads = _hidden_of_head(own, "q", policy) if is_image else {}
         return _without_empty({"torso": torso, "q_head": head, **heads})
@@ -441,7 +441,7 @@ def _actor(model: Model, get: Get, image: tuple[int, int], name: str) -> dict[st
     own = lambda array: get(array.replace("actor.", f"{name}.", 1))
     hidden = _hidden(model)[0]
     if model.algo == "td3":
-        head = _dense(own, _sequence(model, "actor.mu")[-1])
+        head = _dense(own, sequence(model, "actor.mu")[-1])
     else:  # jrl has one layer for mean and log_std
         both = [_dense(own, f"actor.{part}") for part in ("mu", "log_std")]
         head = {key: np.concatenate([part[key] for part in both], -1) for key in ("kernel", "bias")}
@@ -466,7 +466,7 @@ def _critic(model: Model, get: Get, image: tuple[int, int], name: str) -> dict[s
 # ---------------------------------------------------------------- optimizers
 
 
-def _group(model: Model) -> dict[str, Any]:
+def optimizer_options(model: Model) -> dict[str, Any]:
     """Returns the options of the policy's optimizer; {} if they cannot be read."""
     for part in ("policy", "actor"):
         groups = model.optimizers[part].get("param_groups") if isinstance(model.optimizers.get(part), dict) else None
@@ -482,7 +482,7 @@ def _optimizer_class(model: Model) -> str:
 
 def _is_rmsprop(model: Model) -> bool:
     """Returns whether the optimizer is RMSprop, the default of A2C."""
-    group = _group(model)
+    group = optimizer_options(model)
     return {"alpha", "eps"} <= group.keys() and not group.get("centered") and "RMSprop" in _optimizer_class(model)
 
 

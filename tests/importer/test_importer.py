@@ -231,7 +231,7 @@ def test_other_files_are_refused(tmp_path, capsys, parts, expected):
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        (["none.zip", "--env", "CartPole-v1"], "model: expected a file model.zip, got none.zip, which does not exist"),
+        (["none.zip", "--env", "CartPole-v1"], "model: expected a file model.zip or model_N.pt, got none.zip, which"),
         ([MODELS / "dqn.zip", "--env", "Acrobot-v1"], "--env: expected observations of [4], as"),
         ([MODELS / "dqn.zip", "--env", "CartPole-v9"], "did you mean CartPole-v1"),
         ([MODELS / "dqn.zip", "--env", "CartPole-v1", "--vec-normalize", MODELS / "vec_normalize.pkl"],

@@ -62,7 +62,7 @@ def play(path: str, games: int, by: str = "search", settings: Sequence[str] = ()
     definition = GAMES[name]()
     env, actor = multi_agent.build(definition, games), found.algo.actor(found.state)
     search = found.algo.act_in(env) if by == "search" and found.algo.act_in is not None else None
-    seat = jnp.arange(games) % 2  # of the policy
+    seat = jnp.arange(games) % 2  # seat that the policy has
 
     @jax.jit
     def step(state, obs, key):

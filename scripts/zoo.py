@@ -20,7 +20,7 @@ from pathlib import Path
 from jrl import config, zoo
 from jrl.run.store import checkpoint
 
-DATE = (2026, 1, 1, 0, 0, 0)  # of all files, so that the same run gives the same bytes
+DATE = (2026, 1, 1, 0, 0, 0)  # date in the zip file, so that the same run gives the same bytes
 UNREAD = ("commit_success.txt", "params.json")  # Orbax writes a path of this machine into the first
 
 

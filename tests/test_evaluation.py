@@ -167,7 +167,9 @@ def test_an_environment_that_hangs_costs_its_evaluation_only():
     base = run_config(evaluation={"duration": 50, "num_envs": 1, "timeout_s": 15.0})
     cfg = dataclasses.replace(base, env=dataclasses.replace(base.env, **env))
     evaluations, actor = Evaluations(cfg), trained(cfg)
-    assert evaluations.play(actor, count=0, version=0, duration=2)["timed_out"] == 0  # compiles, on a busy machine too; 61 steps
+    assert (
+        evaluations.play(actor, count=0, version=0, duration=2)["timed_out"] == 0
+    )  # compiles, on a busy machine too; 61 steps
     with pytest.warns(RuntimeWarning, match=r"timeout_s: \d+ episodes are missing after 15 s"):
         found = evaluations.play(actor, count=1, version=1)
     assert found["timed_out"] == 1 and 6 <= found["episodes"] < 12

@@ -19,7 +19,7 @@ from jrl.fields import schema
 from jrl.fields.env import EnvConfig
 
 _ENVS = 8  # environments that are stepped side by side
-_SECONDS = 3.0  # of random actions, unless enough episodes have ended before
+_SECONDS = 3.0  # duration of random play, unless enough episodes have ended before
 _EPISODES = 32
 _LEAST_STEPS = 50
 _CHECKED_STEPS = 100  # steps of `check_env` in the user's own environments
@@ -92,7 +92,7 @@ def inspect(env: EnvConfig, seconds: float = _SECONDS) -> dict[str, Any]:
     rewards: list[np.ndarray] = []
     samples: list[Any] = []
     step_seconds: list[float] = []
-    lengths: list[int] = []  # of the episodes that have ended
+    lengths: list[int] = []  # one per ended episode
     returns: list[float] = []
     running, length, limits = np.zeros(columns), np.zeros(columns, int), 0
     fresh = np.zeros(columns, bool)  # environments whose step is a reset

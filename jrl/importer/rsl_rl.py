@@ -32,7 +32,7 @@ _DEFAULTS = {
     "num_learning_epochs": 5, "num_mini_batches": 4, "clip_param": 0.2, "gamma": 0.99, "lam": 0.95,
     "value_loss_coef": 1.0, "entropy_coef": 0.01, "max_grad_norm": 1.0, "use_clipped_value_loss": True,
 }  # fmt: skip
-_STEPS_PER_ITERATION = 24  # of Isaac Lab's and legged_gym's tasks; rsl_rl has no default
+_STEPS_PER_ITERATION = 24  # as in Isaac Lab's and legged_gym's tasks; rsl_rl has no default
 _EPS = 0.01  # added to the deviation by rsl_rl's EmpiricalNormalization
 _LAYER = r"(actor|critic)\.(\d+)\.(weight|bias)"
 _NORMALIZER = r"(actor|critic)_obs_normalizer\.(.+)"

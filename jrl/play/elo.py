@@ -98,7 +98,7 @@ class Elo:
         Games that `evaluation.timeout_s` breaks off do not count.
         """
         actors = jax.tree.map(lambda *x: jnp.stack(x), first, second)
-        seat, deadline = np.arange(self._games) % 2, Deadline(self._timeout_s)  # of `first`
+        seat, deadline = np.arange(self._games) % 2, Deadline(self._timeout_s)  # seat that `first` has
         state, obs = self._reset(jax.random.fold_in(key, 0))
         returns, running = np.zeros((self._games, 2)), np.ones(self._games, bool)
         for turn in itertools.count():

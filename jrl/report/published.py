@@ -67,7 +67,7 @@ class Difference(NamedTuple):
     low: float  # 95 % interval of our mean; NaN: one seed
     high: float
     difference: float  # ours - published
-    half_width: float  # of the 95 % interval of the difference; NaN: one run on each side
+    half_width: float  # half of the 95 % interval of the difference; NaN: one run on each side
 
     @property
     def verdict(self) -> str:

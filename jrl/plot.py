@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-class Picture(type(Path())):  # type: ignore[misc]  # the class of this platform
+class Picture(type(Path())):  # type: ignore[misc]  # before Python 3.12 only the platform's own class can be a base
     """Path of a picture; a notebook shows the picture."""
 
     def _repr_png_(self) -> bytes:

@@ -97,7 +97,7 @@ def test_the_report_has_published_results(tmp_path, capsys):
     assert (first["algorithm"], first["repository"], first["steps"]) == ("SAC", "DAVIAN-Robotics/SimbaV2", 120_000)
     assert (first["ours"], first["deviation"], first["seeds"], first["verdict"]) == (6400, 200, 3, "inside")
     assert first["mean"] == pytest.approx(SAC.at(120_000)[0])
-    assert ("SAC", "vwxyzjn/cleanrl") not in rows  # it has training episodes, after 1M steps
+    assert ("SAC", "vwxyzjn/cleanrl") not in rows  # CleanRL published training episodes after 1M steps
     text = (tmp_path / "report" / "report.md").read_text()
     assert "DAVIAN-Robotics/SimbaV2, Apache-2.0" in text and "published.png" in text
     assert (tmp_path / "report" / "published.png").stat().st_size > 1000

@@ -24,7 +24,10 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--envs", type=int, help="environments at once (default: up to 16)")
     p.add_argument("--num-env-runners", type=int, default=0, help="processes that play (default: this one)")
     p.add_argument("--seed", type=int, help="seed of the environments (default: the run's, never those of training)")
-    p.add_argument("--explore", action="store_true", help="sample actions as in training")
+    how = p.add_mutually_exclusive_group()
+    sample_help = "sample actions as in training (default: evaluation.explore of the run)"
+    how.add_argument("--explore", action="store_true", default=None, help=sample_help)
+    how.add_argument("--greedy", action="store_false", dest="explore", default=None, help="take the best actions")
     p.add_argument("--per-episode", action="store_true", help="print the return and length of each episode, too")
     p.add_argument("--json", action="store_true", help="print one JSON object, for programs")
     p.add_argument("--set", action="append", default=[], metavar="a.b=v", dest="overrides", help="override the config")
@@ -99,12 +102,14 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         expected = f"{config.algo_name(cfg)}, the checkpoint's algorithm"
         raise InputError(f"--algo: expected {expected}, got {short(args.algo)}: leave it out")
     runtime.apply(cfg.runtime)
+    explore = {} if args.explore is None else {"rollout": {"explore": args.explore}}
     own = config.EvaluationConfig(
         duration=args.episodes,
         unit=args.unit,
         num_envs=max(args.num_env_runners, min(args.episodes, args.envs or 16)),
         num_env_runners=args.num_env_runners,
-        config=config.merge(cfg.evaluation.config, {"rollout": {"explore": args.explore}}),
+        explore=cfg.evaluation.explore,
+        config=config.merge(cfg.evaluation.config, explore),
         timeout_s=None,
     )
     cfg = dataclasses.replace(cfg, evaluation=own, custom=dataclasses.replace(cfg.custom, evaluation=None))

@@ -125,7 +125,7 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, make_clients
         from jrl.auto import chooser
 
         chosen = chooser.choose_config(source, args)
-        source = chosen.data
+        source = chosen.data(chosen.seconds)
     elif args.minutes is not None:
         fix = "with a config use --stop time_s=600"
         raise InputError(f"--minutes: expected an environment's id, such as `jrl train CartPole-v1`: {fix}")
@@ -150,6 +150,9 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, make_clients
     named = Path(args.config).stem if args.config and not chosen else ""
     title = f"{named or config.algo_name(cfg)}_{datasets.title(cfg)}"
     title = title.replace("/", "-").replace(":", "-")
+    if chosen and chosen.candidates:
+        chosen, source = chooser.run_trials(chosen, args, _dated(title))
+        cfg = config.load(source, args.overrides, out=args.out)
     if args.seeds is not None or args.processes is not None or args.resume:  # a population, or perhaps one
         from jrl.sweep import seeds
 
@@ -160,7 +163,7 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, make_clients
             stack.enter_context(clients.open(cfg.external))
         directory, saved = _directory(args, cfg.run.out, title, stack)
         if chosen:
-            files.replace(directory / "auto.yaml", chosen.yaml)
+            files.replace(directory / "auto.yaml", chosen.yaml(source))
         if saved and not args.as_test:  # --as-test needs the criterion
             from jrl.run.store import checkpoint, resume
 

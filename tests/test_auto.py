@@ -7,6 +7,7 @@ import pytest
 from jrl import config, train
 from jrl.auto import chooser, facts, ruleset
 from jrl.config import EnvConfig
+from jrl.metrics import loggers
 
 FACTS = {
     "backend": "envpool", "device": "cpu", "steps_per_s": 20_000, "agents": 1, "action": "discrete",
@@ -61,8 +62,27 @@ def test_each_rule_applies_to_a_row_of_the_table():
     assert all(any(reason.startswith(rule["why"].split("{")[0]) for reason in applied) for rule in ruleset.rules())
 
 
+@pytest.mark.parametrize(
+    ("changed", "env", "wanted"),
+    [
+        ({}, "CartPole-v1", ["rules", "memory", "far", "careful"]),
+        ({"limit": 100}, "CartPole-v1", ["rules", "memory", "careful"]),
+        ({**BOX, "minutes": 4.9}, "Pendulum-v1", ["rules"]),
+        (BOX, "Pendulum-v1", ["rules"]),  # sac: too slow to compare in seconds
+        ({**BOX, "observation": "image"}, "Pendulum-v1", ["rules", "far", "bold"]),
+        ({"agents": 2}, "MultiAgentCartPole-v1", ["rules", "far", "careful"]),
+    ],
+)
+def test_facts_choose_trials_with_valid_configs(changed, env, wanted):
+    given = {**FACTS, **changed}
+    candidates = ruleset.choose_trials(given, ruleset.choose(given))
+    assert list(candidates) == wanted
+    for one in candidates.values():
+        config.load({**one.data, "env": {**one.data["env"], "id": env}, "stop": {"env_steps": 100_000}})
+
+
 def test_conditions_name_facts_or_keys():
-    keys = {name for rule in ruleset.rules() for name in rule.get("when", {})}
+    keys = {name for rule in [*ruleset.rules(), *ruleset.trial_rules()] for name in rule.get("when", {})}
     assert keys <= {*FACTS, "algo.name"}
 
 
@@ -112,6 +132,18 @@ def test_a_run_from_an_id_and_from_its_yaml(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert train.main(["walk_here:Wide"]) == 2
     assert "shape (2,), but the space has (1,)" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_trial_with_memory_wins_where_velocities_are_hidden(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert train.main(["StatelessCartPole-v1", "--minutes=5", "--out=run"]) == 0
+    out = capsys.readouterr().out
+    assert "memory continues" in out and config.load("run/auto.yaml").network.core.name == "gru"
+    rows = loggers.read_rows("run/result.jsonl")
+    assert rows[0]["env_steps"] < 20_000 and rows[-1]["time_s"] > 100  # the rows of the trial and of its continuation
+    assert train.main(["StatelessCartPole-v1", "--minutes=5", "--out=run"]) == 2
+    assert "holds a run already" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -2,30 +2,53 @@
 
 import argparse
 import difflib
+import math
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from jrl import config
-from jrl.auto import ruleset
+from jrl.auto import ruleset, trials
 from jrl.auto.facts import inspect_in_child
 from jrl.errors import InputError, shown
 from jrl.fields import schema, shipped
+from jrl.host import files
 
 MINUTES = 10.0  # default budget
 _LEAST_MINUTES, _MOST_MINUTES = 0.1, 100_000.0
 _STEPS = 1_000_000_000  # more than any budget allows: the time ends the run
 _ROWS = 100  # result rows in a run
 _OPTIONS = ("algo", "env", "rllib", "resume", "drop")  # options that belong to a config
+_WITHOUT_TRIALS = ("stop", "seeds", "until", "rows", "init_from", "as_test")  # options of a run that has another end
+_TRIALS_SHARE = 0.3  # of the budget
+_LEAST_TRIAL_S = 15.0  # training time of a trial
 
 
 class Chosen(NamedTuple):
-    data: dict[str, Any]  # plain data of the config
-    yaml: str  # the same, with the reason of each value
+    id: str  # environment
+    facts: dict[str, Any]
+    choice: ruleset.Choice
+    end: float  # time.monotonic() at which the budget is used up
+    candidates: dict[str, ruleset.Choice]  # configs that short runs compare; empty: none do
+
+    @property
+    def seconds(self) -> int:
+        """Rest of the budget."""
+        return max(1, round(self.end - time.monotonic()))
+
+    def data(self, seconds: int) -> dict[str, Any]:
+        """Returns the plain data of a config that trains for `seconds`."""
+        return schema.merge(self.choice.data, _budget(self.id, self.facts, seconds))
+
+    def yaml(self, data: Mapping[str, Any]) -> str:
+        """Returns `data` as YAML with the reason of each value."""
+        header = f"# Settings of `jrl train {self.id}`. config.yaml has all settings, --set included.\n"
+        return header + schema.dump(data, self.choice.origins)
 
 
 def choose_config(given: str, args: argparse.Namespace) -> Chosen:
-    """Returns the config for an environment's id, after inspecting the environment. Prints the facts and the reasons.
+    """Returns the choice for an environment's id, after inspecting the environment. Prints the facts and the reasons.
 
     Args:
       given: argument of `jrl train` that does not name a config.
@@ -53,10 +76,38 @@ def choose_config(given: str, args: argparse.Namespace) -> Chosen:
     choice = ruleset.choose({**facts, "minutes": minutes})
     print(*describe(facts), sep="\n")
     print("chosen:", *(f"  {reason}" for reason in choice.reasons), sep="\n", flush=True)
-    seconds = max(1, round(60 * minutes - (time.monotonic() - began)))
-    data = schema.merge(choice.data, _budget(given, facts, seconds))
-    header = f"# Settings of `jrl train {given} --minutes {minutes:g}`. config.yaml has all settings, --set included.\n"
-    return Chosen(data, header + schema.dump(data, choice.origins))
+    end = began + 60 * minutes
+    candidates = ruleset.choose_trials({**facts, "minutes": minutes}, choice)
+    if len(candidates) < 2 or any(getattr(args, name) for name in _WITHOUT_TRIALS):
+        candidates = {}
+    return Chosen(given, facts, choice, end, candidates)
+
+
+def run_trials(chosen: Chosen, args: argparse.Namespace, name: str) -> tuple[Chosen, dict[str, Any]]:
+    """Trains each candidate for a short time, and makes `args` continue the best one, for at least as long.
+
+    Args:
+      chosen: choice with candidates.
+      args: options of `jrl train`; `out` and `resume` are set.
+      name: name of a new directory below `runs`, without `--out`.
+    Returns:
+      The choice of the best candidate, and the data of its config, whose seconds include those of the trial.
+    Raises:
+      InputError: the directory holds a run, or all trials failed.
+    """
+    directory = Path(args.out) if args.out else files.make_numbered(Path("runs") / name)
+    if (directory / "config.yaml").exists() or (directory / trials.DIRECTORY).exists():
+        raise InputError(f"--out: {directory} holds a run already: choose another one")
+    rounds = math.ceil(len(chosen.candidates) / trials.processes())
+    seconds = max(_LEAST_TRIAL_S, _TRIALS_SHARE * chosen.seconds / rounds)
+    print(f"{len(chosen.candidates)} trials of {seconds:.0f} s, of which the best one continues:")
+    print(*(f"  {key}: {one.reasons[-1]}" for key, one in chosen.candidates.items() if key != "rules"), sep="\n")
+    each = {key: chosen._replace(choice=one) for key, one in chosen.candidates.items()}
+    texts = {key: one.yaml(one.data(chosen.seconds)) for key, one in each.items()}
+    best = trials.run(directory, texts, args.overrides, seconds)
+    print(f"{best} continues", flush=True)
+    args.out, args.resume = str(directory), "auto"
+    return each[best], each[best].data(round(seconds + max(seconds, chosen.seconds)))
 
 
 def _check_id(id: str) -> None:

@@ -2,7 +2,7 @@
 
 import functools
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,11 +16,26 @@ class Choice(NamedTuple):
     reasons: list[str]  # a line for each rule that applied
     origins: dict[str, str]  # dotted key -> reason of its value
 
+    def apply(self, rule: Mapping[str, Any], facts: Mapping[str, Any]) -> "Choice":
+        """Returns the choice with the values of a rule."""
+        why = rule["why"].format(**facts)
+        origins = self.origins | dict.fromkeys(schema.flatten(rule["set"]), why)
+        return Choice(schema.merge(self.data, rule["set"]), [*self.reasons, why], origins)
+
 
 @functools.cache
-def rules() -> tuple[Mapping[str, Any], ...]:
+def _file() -> dict[str, Any]:
+    return schema.read_yaml(Path(__file__).with_name("rules.yaml"))
+
+
+def rules() -> Sequence[Mapping[str, Any]]:
     """Returns the rules, in order: mappings with `when`, `set` and `why`."""
-    return tuple(schema.read_yaml(Path(__file__).with_name("rules.yaml"))["rules"])
+    return _file()["rules"]
+
+
+def trial_rules() -> Sequence[Mapping[str, Any]]:
+    """Returns the rules of trials: as `rules`, with a `name`."""
+    return _file()["trials"]
 
 
 def choose(facts: Mapping[str, Any]) -> Choice:
@@ -32,16 +47,22 @@ def choose(facts: Mapping[str, Any]) -> Choice:
     Args:
       facts: result of `facts.inspect`, and `minutes`, the budget of the run.
     """
-    data: dict[str, Any] = {}
-    reasons: list[str] = []
-    origins: dict[str, str] = {}
+    choice = Choice({}, [], {})
     for rule in rules():
-        known = {**facts, **schema.flatten(data)}
-        if all(_holds(known.get(name), wanted) for name, wanted in (rule.get("when") or {}).items()):
-            data = schema.merge(data, rule["set"])
-            reasons.append(rule["why"].format(**facts))
-            origins |= dict.fromkeys(schema.flatten(rule["set"]), reasons[-1])
-    return Choice(data, reasons, origins)
+        if _applies(rule, facts, choice):
+            choice = choice.apply(rule, facts)
+    return choice
+
+
+def choose_trials(facts: Mapping[str, Any], choice: Choice) -> dict[str, Choice]:
+    """Returns the candidates that short runs compare, by name: `choice` as "rules", and each trial that applies to it."""
+    applying = [rule for rule in trial_rules() if _applies(rule, facts, choice)]
+    return {"rules": choice} | {rule["name"]: choice.apply(rule, facts) for rule in applying}
+
+
+def _applies(rule: Mapping[str, Any], facts: Mapping[str, Any], choice: Choice) -> bool:
+    known = {**facts, **schema.flatten(choice.data)}
+    return all(_holds(known.get(name), wanted) for name, wanted in (rule.get("when") or {}).items())
 
 
 def _holds(value: Any, wanted: Any) -> bool:

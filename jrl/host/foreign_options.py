@@ -39,7 +39,7 @@ OPTIONS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("--render", "--video-dir"), "jrl record CHECKPOINT --out video.mp4"),
         "--out": "jrl data record CHECKPOINT OUT writes the episodes",
         "--config": "--set a.b=v, once for each key",
-        "--deterministic": "actions are the policy's best ones unless --explore is given: leave it out",
+        "--deterministic": "--greedy",
         "--load-best": "--best",
     },
 }

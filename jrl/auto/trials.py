@@ -1,0 +1,91 @@
+"""Short runs of `jrl train ENV`, one for each candidate config, of which the best one continues."""
+
+import math
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from jrl.errors import InputError
+from jrl.host import files
+
+DIRECTORY = "trials"
+_POLL_S = 0.1  # time between two checks of the processes
+_SMOOTHED = "episode/return"  # mean of the latest 100 training episodes
+
+
+def processes() -> int:
+    """Returns the number of trials that run at once: half the number of cores, since one run keeps two busy."""
+    return max(1, (os.cpu_count() or 1) // 2)
+
+
+def run(directory: Path, configs: Mapping[str, str], overrides: Sequence[str], seconds: float) -> str:
+    """Trains each config for `seconds` and makes `directory` the run of the best one.
+
+    A trial is a process `python -m jrl.train` in `directory/trials/NAME`; `processes()` of them run at once. A trial
+    without an ended episode, or that failed, is the worst. Equal trials: the first one wins.
+
+    Args:
+      directory: new run directory.
+      configs: YAML texts by the names of the trials.
+      overrides: texts of `--set`, for each trial.
+      seconds: training time of each trial.
+    Returns:
+      The name of the best trial, whose files are then those of `directory`.
+    Raises:
+      InputError: no trial has a checkpoint.
+    """
+    waiting, running, scores = list(configs), dict[str, subprocess.Popen](), dict[str, float]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < processes():
+                name = waiting.pop(0)
+                running[name] = _start(directory, name, configs[name], overrides, seconds)
+            for name, process in list(running.items()):
+                if process.poll() is not None:
+                    del running[name]
+                    scores[name], words = _score(directory / DIRECTORY / name)
+                    print(f"trial {name}: {words}", flush=True)
+            time.sleep(_POLL_S)
+    finally:  # after Ctrl-C
+        for process in running.values():
+            process.kill()
+    best = max(configs, key=lambda name: scores[name])
+    if scores[best] == -math.inf and not any(
+        (directory / DIRECTORY / name / "checkpoints").exists() for name in configs
+    ):
+        raise InputError(
+            f"all trials failed: {directory / DIRECTORY / best / 'console.txt'} has the first one's output; "
+            "--minutes 1 trains without trials"
+        )
+    shutil.copytree(directory / DIRECTORY / best, directory, dirs_exist_ok=True)
+    return best
+
+
+def _start(directory: Path, name: str, text: str, overrides: Sequence[str], seconds: float) -> subprocess.Popen:
+    own = directory / DIRECTORY / name
+    own.mkdir(parents=True)
+    files.replace(own / "trial.yaml", text)
+    command = [sys.executable, "-m", "jrl.train", str(own / "trial.yaml"), "--out", str(own)]
+    command += [word for given in (*overrides, f"stop.time_s={max(1, round(seconds))}") for word in ("--set", given)]
+    with (own / "console.txt").open("w") as out:
+        # new session: a terminal's Ctrl-C reaches this process only, which ends the trials
+        return subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def _score(directory: Path) -> tuple[float, str]:
+    """Returns the return at the end of a trial, and a line about it."""
+    from jrl.metrics import loggers
+
+    path = directory / "result.jsonl"
+    rows = loggers.read_rows(path) if path.exists() else []
+    if not rows:
+        return -math.inf, "it failed: console.txt in its directory has its output"
+    last = rows[-1]
+    found = last.get(_SMOOTHED)
+    if found is None or not math.isfinite(found):
+        return -math.inf, f"no episode ended within {last['env_steps']:,} steps"
+    return found, f"return {found:.4g} after {last['env_steps']:,} steps"

@@ -58,7 +58,7 @@ ARROWS = {
     "sweep.__main__": {"config", "config.__main__", "errors", "fields", "host", "sweep"},
     "export": {"config", "errors", "fields", "host", "play", "rollout", "spaces", "spaces_json", "types"},
     "importer": {"config", "data", "errors", "fields", "host", "learn", "ops", "run", "run.store", "types"},
-    "auto": {"config", "errors", "fields"},
+    "auto": {"config", "errors", "fields", "host"},
     "zoo": {"errors", "fields", "host"},
     # the commands that a user types; what is slow to import inside functions
     "": {"envs", "play"},
@@ -83,7 +83,7 @@ ARROWS = {
 # allowed inside a function only
 LAZY_ARROWS = {
     "": {"host", "rllib"},
-    "auto": {"envs", "host", "networks", "run", "spaces", "types"},
+    "auto": {"envs", "metrics", "networks", "run", "spaces", "types"},
     "callbacks": {"metrics"},
     "config": {"algos"},
     "config.__main__": {"rllib", "run", "sweep"},

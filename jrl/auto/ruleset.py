@@ -55,7 +55,7 @@ def choose(facts: Mapping[str, Any]) -> Choice:
 
 
 def choose_trials(facts: Mapping[str, Any], choice: Choice) -> dict[str, Choice]:
-    """Returns the candidates that short runs compare, by name: `choice` as "rules", and each trial that applies to it."""
+    """Returns the candidates that short runs compare, by name: `choice` as "rules", and the trials that apply to it."""
     applying = [rule for rule in trial_rules() if _applies(rule, facts, choice)]
     return {"rules": choice} | {rule["name"]: choice.apply(rule, facts) for rule in applying}
 

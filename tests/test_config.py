@@ -319,9 +319,9 @@ def test_validate_prints_the_plan_and_asks_the_environments(ppo_yaml, capsys):
     ppo_yaml.write_text(ppo_yaml.read_text().replace("{frame_skip: 4}", "{}"))
     assert config_command.main(["validate", str(ppo_yaml)]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "8 envs x 128 steps = 1024 rows per iteration",
-        "4 epochs x 4 minibatches of 256 rows = 16 updates per iteration",
-        "98 iterations until stop.env_steps 100000",
+        "8 envs x 128 steps = 1,024 transitions per iteration",
+        "4 epochs x 4 minibatches of 256 transitions = 16 updates per iteration",
+        "98 iterations until stop.env_steps 100,000",
         "ok",
     ]
 

@@ -39,7 +39,7 @@ def test_numbers_that_follow(changes, length, expected):
 def test_the_plan_of_several_agents_multiplies():
     ppo = {"algo": {"name": "ppo"}, "multi_agent": {"agents": ["a", "b", "c"]}}
     assert list(Sizes(from_dict(merge(BASE, ppo))).lines())[:2] == [
-        "8 envs x 128 steps x 3 agents = 3072 transitions per iteration",
+        "8 envs x 128 steps x 3 agents = 3,072 transitions per iteration",
         "4 epochs x 4 minibatches of each policy's transitions = 16 updates per iteration",
     ]
 
@@ -48,17 +48,17 @@ def test_one_of_each_is_no_plural():
     one = {"env": {"num_envs": 1}, "rollout": {"length": 1}, "stop": {"env_steps": 1}}
     replay = {"batch_size": 1, "learning_starts": 0}
     assert list(Sizes(made(**one, replay=replay)).lines()) == [
-        "1 env x 1 step = 1 row per iteration",
-        "1 update per iteration on 1 row from replay, once it holds 0 of at most 100,000",
+        "1 env x 1 step = 1 transition per iteration",
+        "1 update per iteration on 1 transition from replay, once it holds 0 of at most 100,000",
         "1 iteration until stop.env_steps 1",
     ]
     one |= {"rollout": {"length": 4, "mode": "async"}, "env_runners": {"num": 1}}
     ppo = lambda n: {"algo": {"name": "ppo", "num_epochs": n, "num_minibatches": n}}
     found = list(Sizes(from_dict(merge(BASE, one | ppo(1)))).lines())
     assert found[1] == "1 env runner of 1 env" and "weights that are 2 updates old" in found[2]
-    assert found[3] == "1 epoch x 1 minibatch of 4 rows = 1 update per iteration"
+    assert found[3] == "1 epoch x 1 minibatch of 4 transitions = 1 update per iteration"
     found = list(Sizes(from_dict(merge(BASE, ppo(4)))).lines())
-    assert found[1] == "4 epochs x 4 minibatches of 256 rows = 16 updates per iteration"
+    assert found[1] == "4 epochs x 4 minibatches of 256 transitions = 16 updates per iteration"
 
 
 def test_the_mends_that_are_offered_can_be_run():

@@ -125,7 +125,7 @@ def test_every_config_trains(name, tmp_path, recorded, teacher):
 def test_envpool_trains_in_one_program_and_its_runs_continue(tmp_path, capsys):
     envpool = ("--set=env.backend=envpool", "--set=run.compile_cache=true")
     assert run("dqn", "--stop=env_steps=300", *envpool, out=tmp_path / "a") == 0
-    assert "(envpool, 4 iterations per call)" in capsys.readouterr().out
+    assert "(envpool), 1 x" in capsys.readouterr().out
     saved = checkpoint.locate(tmp_path / "a")
     kept = checkpoint.read(saved, "source")
     assert "window_return" in kept and "env_state" not in kept  # no address of a pool in a checkpoint
@@ -146,7 +146,7 @@ def test_learning_begins_with_enough_data_and_without_the_replay_a_resumed_run_f
     updates = rows[-1]["updates"]
     assert updates == 2 * (rows[-1]["iteration"] - 200 // 8 + 1)
     out = capsys.readouterr().out
-    assert "2 updates per iteration on 16 rows from replay, once it holds 200 of at most 400" in out
+    assert "2 updates per iteration on 16 transitions from replay, once it holds 200 of at most 400" in out
     assert "replay: 400 transitions take" in out
     assert not (checkpoint.locate(tmp_path / "a") / "replay").exists()
     assert run("dqn", "--stop=env_steps=800", *none, "--resume=auto", out=tmp_path / "a") == 0

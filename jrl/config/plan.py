@@ -221,14 +221,14 @@ class Sizes:
         if datasets.alone(cfg):
             yield f"{counted(self.iterations_per_call, 'update', ',')} per call, each on {self._drawn()}"
             if self.iterations is not None:
-                yield f"{counted(self.iterations, 'update', ',')} until stop.updates {cfg.stop['updates']}"
+                yield f"{counted(self.iterations, 'update', ',')} until stop.updates {cfg.stop['updates']:,.0f}"
             return
         agents, updates = self.columns // envs, f"{counted(self.updates or 0, 'update')} per iteration"
-        collected, rows = f"{counted(envs, 'env')} x {counted(self.length, 'step')}", counted(self.rows, "row")
+        collected, rows = f"{counted(envs, 'env')} x {counted(self.length, 'step')}", self.rows
         if agents > 1:
             collected += f" x {counted(agents, 'agent')}"
-            rows = counted(envs * self.length * agents, "transition")
-        yield f"{collected} = {rows} per iteration"
+            rows = envs * self.length * agents
+        yield f"{collected} = {counted(rows, 'transition', ',')} per iteration"
         if runners := cfg.env_runners.num:
             yield f"{counted(runners, 'env runner')} of {counted(envs // runners, 'env')}"
         if self.policy_lag is not None:
@@ -252,15 +252,15 @@ class Sizes:
             split = f"{counted(epochs, 'epoch')} x {counted(minibatches or 1, 'minibatch')}"
             if drawn > 1:
                 split = f"{drawn} rollouts x {split}"
-            of = counted(self.minibatch, "row") if agents == 1 else "each policy's transitions"
+            of = counted(self.minibatch, "transition", ",") if agents == 1 else "each policy's transitions"
             yield f"{split} of {of} = {updates}"
         if self.iterations is not None:
-            yield f"{counted(self.iterations, 'iteration')} until stop.env_steps {cfg.stop['env_steps']}"
+            yield f"{counted(self.iterations, 'iteration', ',')} until stop.env_steps {cfg.stop['env_steps']:,.0f}"
 
     def _drawn(self) -> str:
         size = self.minibatch or 0
         if not self.cfg.network.recurrent:
-            return counted(size, "row")
+            return counted(size, "transition", ",")
         return f"{counted(size, 'sequence')} of {counted(self.sequence_length, 'step')}"
 
 

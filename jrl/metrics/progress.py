@@ -126,7 +126,7 @@ class RunProgress:
         left = self.time_left()
         if left is not None and not self.over:
             most = any(name not in _COUNTERS for name in self._stop)
-            texts.append(f"{'<' if short else 'less than ' if most else ''}{_format_duration(left)} left")
+            texts.append(f"{'<' if short else 'at most ' if most else ''}{_format_duration(left)} left")
         if speed is not None:
             texts.append(f"{number(round(speed))} steps/s")
         return texts

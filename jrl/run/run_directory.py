@@ -58,7 +58,8 @@ def open_displays(
 def describe(session: "Session", *, verbose: bool = False) -> Iterator[str]:
     """Yields lines that describe a run; with `verbose`, also its programs and the state that a resume keeps."""
     cfg, run, kind = session.config, session.run, jax.devices()[0].device_kind
-    yield f"{config.algo_name(cfg)} on {datasets.title(cfg)} ({run.backend}), {run.plan.learners} x {kind}"
+    backend = run.backend if verbose else run.backend.partition(",")[0]
+    yield f"{config.algo_name(cfg)} on {datasets.title(cfg)} ({backend}), {run.plan.learners} x {kind}"
     if session.platform_note:
         yield session.platform_note
     yield from run.plan.lines()

@@ -450,11 +450,11 @@ def _read_file(checkpoint: Path, resumable: bool) -> dict[str, Any]:
 
 
 def find_best(checkpoints: Mapping[int, Mapping[str, Any]], name: str | None, mode: str) -> int | None:
-    """Returns the number of the checkpoint with the best metric, the earliest of equals; None: no such metric."""
+    """Returns the number of the checkpoint with the best metric, the latest of equals; None: no such metric."""
     sign = -1 if mode == "max" else 1
     score = {n: sign * to_number((m.get("metrics") or {}).get(name)) for n, m in checkpoints.items()}
     known = [n for n, value in score.items() if math.isfinite(value)]
-    return min(known, key=lambda n: (score[n], n)) if known else None
+    return min(known, key=lambda n: (score[n], -n)) if known else None
 
 
 def to_number(x: Any) -> float:

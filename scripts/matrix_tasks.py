@@ -136,6 +136,8 @@ _DATA = {
     "replay": {"batch_size": 128, "burn_in": 0},
     "stop": {"updates": 1_500},
 }
+# populations: a step of the search is one rollout, in which each member ends two episodes of the longest task
+_EVOLUTION = {"env": {"num_envs": 64}, "rollout": {"length": 22}, "stop": {"env_steps": 400_000}}
 _EPSILON = {"exploration": {"name": "epsilon_greedy", "epsilon": [[0, 1.0], [4_000, 0.1]]}}
 ALGOS: dict[str, dict[str, Any]] = {
     "ppo": {**_ON_POLICY, "algo": {"lr": 5e-3}},
@@ -162,6 +164,9 @@ UNLISTED: dict[str, dict[str, Any]] = {
     "awr": {**_REPLAY, "algo": {"lr": 3e-3, "beta": 2.0}},
     "alphazero": {**_ON_POLICY, "algo": {"lr": 1e-3}},
     "muzero": {**_ON_POLICY, "algo": {"lr": 1e-3}},
+    "ars": {**_EVOLUTION, "algo": {"lr": 0.05, "noise_std": 0.1}},
+    "es": {**_EVOLUTION, "algo": {"lr": 0.05, "noise_std": 0.1}},
+    "cma_es": {**_EVOLUTION, "algo": {"noise_std": 0.3}},
 }
 _ALL = {
     "env": {"backend": "jax"},

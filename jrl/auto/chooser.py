@@ -98,13 +98,14 @@ def run_trials(chosen: Chosen, args: argparse.Namespace, name: str) -> tuple[Cho
     directory = Path(args.out) if args.out else files.make_numbered(Path("runs") / name)
     if (directory / "config.yaml").exists() or (directory / trials.DIRECTORY).exists():
         raise InputError(f"--out: {directory} holds a run already: choose another one")
-    rounds = math.ceil(len(chosen.candidates) / trials.processes())
+    at_once = trials.count_at_once(chosen.facts["device"])
+    rounds = math.ceil(len(chosen.candidates) / at_once)
     seconds = max(_LEAST_TRIAL_S, _TRIALS_SHARE * chosen.seconds / rounds)
     print(f"{len(chosen.candidates)} trials of {seconds:.0f} s, of which the best one continues:")
     print(*(f"  {key}: {one.reasons[-1]}" for key, one in chosen.candidates.items() if key != "rules"), sep="\n")
     each = {key: chosen._replace(choice=one) for key, one in chosen.candidates.items()}
     texts = {key: one.yaml(one.data(chosen.seconds)) for key, one in each.items()}
-    best = trials.run(directory, texts, args.overrides, seconds)
+    best = trials.run(directory, texts, args.overrides, seconds, at_once)
     print(f"{best} continues", flush=True)
     args.out, args.resume = str(directory), "auto"
     return each[best], each[best].data(round(seconds + max(seconds, chosen.seconds)))

@@ -17,22 +17,26 @@ _POLL_S = 0.1  # time between two checks of the processes
 _SMOOTHED = "episode/return"  # mean of the latest 100 training episodes
 
 
-def processes() -> int:
-    """Returns the number of trials that run at once: half the number of cores, since one run keeps two busy."""
-    return max(1, (os.cpu_count() or 1) // 2)
+def count_at_once(device: str) -> int:
+    """Returns the number of trials that run at once: half the number of cores, since one run keeps two busy.
+
+    On other devices than the CPU it is 1, because a process of jax takes most of the memory of a GPU.
+    """
+    return max(1, (os.cpu_count() or 1) // 2) if device == "cpu" else 1
 
 
-def run(directory: Path, configs: Mapping[str, str], overrides: Sequence[str], seconds: float) -> str:
+def run(directory: Path, configs: Mapping[str, str], overrides: Sequence[str], seconds: float, at_once: int) -> str:
     """Trains each config for `seconds` and makes `directory` the run of the best one.
 
-    A trial is a process `python -m jrl.train` in `directory/trials/NAME`; `processes()` of them run at once. A trial
-    without an ended episode, or that failed, is the worst. Equal trials: the first one wins.
+    A trial is a process `python -m jrl.train` in `directory/trials/NAME`. A trial without an ended episode, or that
+    failed, is the worst. Equal trials: the first one wins.
 
     Args:
       directory: new run directory.
       configs: YAML texts by the names of the trials.
       overrides: texts of `--set`, for each trial.
       seconds: training time of each trial.
+      at_once: number of trials that run at once.
     Returns:
       The name of the best trial, whose files are then those of `directory`.
     Raises:
@@ -41,7 +45,7 @@ def run(directory: Path, configs: Mapping[str, str], overrides: Sequence[str], s
     waiting, running, scores = list(configs), dict[str, subprocess.Popen](), dict[str, float]()
     try:
         while waiting or running:
-            while waiting and len(running) < processes():
+            while waiting and len(running) < at_once:
                 name = waiting.pop(0)
                 running[name] = _start(directory, name, configs[name], overrides, seconds)
             for name, process in list(running.items()):

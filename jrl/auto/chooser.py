@@ -22,7 +22,7 @@ _ROWS = 100  # result rows in a run
 _OPTIONS = ("algo", "env", "rllib", "resume", "drop")  # options that belong to a config
 _WITHOUT_TRIALS = ("stop", "seeds", "until", "rows", "init_from", "as_test")  # options of a run that has another end
 _TRIALS_SHARE = 0.3  # of the budget
-_LEAST_TRIAL_S = 15.0  # training time of a trial
+_LEAST_TRIAL_S = 10.0  # training time of a trial
 
 
 class Chosen(NamedTuple):
@@ -108,7 +108,8 @@ def run_trials(chosen: Chosen, args: argparse.Namespace, name: str) -> tuple[Cho
     best = trials.run(directory, texts, args.overrides, seconds, at_once)
     print(f"{best} continues", flush=True)
     args.out, args.resume = str(directory), "auto"
-    return each[best], each[best].data(round(seconds + max(seconds, chosen.seconds)))
+    trained = trials.read_last(directory).get("time_s", 0.0)
+    return each[best], each[best].data(round(trained + max(seconds, chosen.seconds)))
 
 
 def _check_id(id: str) -> None:

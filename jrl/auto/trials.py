@@ -8,11 +8,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from jrl.errors import InputError
 from jrl.host import files
 
 DIRECTORY = "trials"
+RESULTS = "result.jsonl"
 _POLL_S = 0.1  # time between two checks of the processes
 _SMOOTHED = "episode/return"  # mean of the latest 100 training episodes
 
@@ -28,8 +30,9 @@ def count_at_once(device: str) -> int:
 def run(directory: Path, configs: Mapping[str, str], overrides: Sequence[str], seconds: float, at_once: int) -> str:
     """Trains each config for `seconds` and makes `directory` the run of the best one.
 
-    A trial is a process `python -m jrl.train` in `directory/trials/NAME`. A trial without an ended episode, or that
-    failed, is the worst. Equal trials: the first one wins.
+    A trial is a process `python -m jrl.train` in `directory/trials/NAME`, without evaluations. Its time begins with its
+    first result row, so that compilation does not count. A trial without an ended episode, or that failed, is the
+    worst. Equal trials: the first one wins.
 
     Args:
       directory: new run directory.
@@ -42,17 +45,24 @@ def run(directory: Path, configs: Mapping[str, str], overrides: Sequence[str], s
     Raises:
       InputError: no trial has a checkpoint.
     """
-    waiting, running, scores = list(configs), dict[str, subprocess.Popen](), dict[str, float]()
+    waiting, running = list(configs), dict[str, subprocess.Popen]()
+    ends, scores = dict[str, float](), dict[str, float]()
     try:
         while waiting or running:
             while waiting and len(running) < at_once:
                 name = waiting.pop(0)
-                running[name] = _start(directory, name, configs[name], overrides, seconds)
+                running[name] = _start(directory, name, configs[name], overrides)
             for name, process in list(running.items()):
+                own, now = directory / DIRECTORY / name, time.monotonic()
+                if name not in ends and (own / RESULTS).exists() and (own / RESULTS).stat().st_size:
+                    ends[name] = now + seconds
                 if process.poll() is not None:
                     del running[name]
-                    scores[name], words = _score(directory / DIRECTORY / name)
+                    scores[name], words = _score(own)
                     print(f"trial {name}: {words}", flush=True)
+                elif now > ends.get(name, math.inf):
+                    ends[name] = math.inf
+                    process.terminate()  # the process saves a checkpoint
             time.sleep(_POLL_S)
     finally:  # after Ctrl-C
         for process in running.values():
@@ -69,12 +79,21 @@ def run(directory: Path, configs: Mapping[str, str], overrides: Sequence[str], s
     return best
 
 
-def _start(directory: Path, name: str, text: str, overrides: Sequence[str], seconds: float) -> subprocess.Popen:
+def read_last(directory: Path) -> dict[str, Any]:
+    """Returns the last result row of a run, empty without rows."""
+    from jrl.metrics import loggers
+
+    path = directory / RESULTS
+    rows = loggers.read_rows(path) if path.exists() else []
+    return rows[-1] if rows else {}
+
+
+def _start(directory: Path, name: str, text: str, overrides: Sequence[str]) -> subprocess.Popen:
     own = directory / DIRECTORY / name
     own.mkdir(parents=True)
     files.replace(own / "trial.yaml", text)
     command = [sys.executable, "-m", "jrl.train", str(own / "trial.yaml"), "--out", str(own)]
-    command += [word for given in (*overrides, f"stop.time_s={max(1, round(seconds))}") for word in ("--set", given)]
+    command += [word for given in (*overrides, "evaluation.interval=null") for word in ("--set", given)]
     with (own / "console.txt").open("w") as out:
         # new session: a terminal's Ctrl-C reaches this process only, which ends the trials
         return subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
@@ -82,13 +101,9 @@ def _start(directory: Path, name: str, text: str, overrides: Sequence[str], seco
 
 def _score(directory: Path) -> tuple[float, str]:
     """Returns the return at the end of a trial, and a line about it."""
-    from jrl.metrics import loggers
-
-    path = directory / "result.jsonl"
-    rows = loggers.read_rows(path) if path.exists() else []
-    if not rows:
+    last = read_last(directory)
+    if not last:
         return -math.inf, "it failed: console.txt in its directory has its output"
-    last = rows[-1]
     found = last.get(_SMOOTHED)
     if found is None or not math.isfinite(found):
         return -math.inf, f"no episode ended within {last['env_steps']:,} steps"

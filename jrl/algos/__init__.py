@@ -62,7 +62,7 @@ _MODULES = {
     name: f"jrl.algos.{name}"
     for name in (
         "ppo", "a2c", "impala", "appo", "trpo", "vmpo", "reppo", "dqn", "iqn", "vdn", "pqn", "sac", "td3", "iql", "mpo",
-        "fql", "awr", "bc", "marwil", "dt", "distill", "ars", "es", "cma_es", "alphazero", "muzero",
+        "fql", "awr", "bc", "marwil", "dt", "distill", "ars", "es", "cma_es", "alphazero", "muzero", "spo",
     )
 }  # fmt: skip
 

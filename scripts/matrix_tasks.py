@@ -162,6 +162,7 @@ UNLISTED: dict[str, dict[str, Any]] = {
     "awr": {**_REPLAY, "algo": {"lr": 3e-3, "beta": 2.0}},
     "alphazero": {**_ON_POLICY, "algo": {"lr": 1e-3}},
     "muzero": {**_ON_POLICY, "algo": {"lr": 1e-3}},
+    "spo": {**_ON_POLICY, "algo": {"lr": 5e-3, "mean_kl": 0.03}},
 }
 _ALL = {
     "env": {"backend": "jax"},

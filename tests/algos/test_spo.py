@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 from pathlib import Path
 
 import fakes
@@ -240,6 +241,7 @@ def test_runs_that_cannot_be_searched(changed, message):
         build.run(preflight.check(config.from_dict(config.merge(SMALL, changed))))
 
 
+@pytest.mark.slow
 def test_a_run_and_its_evaluation(tmp_path):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(SMALL))
     sets = ["--set", "stop.env_steps=64", "--set", "evaluation.every=32", "--set", "evaluation.duration=4"]
@@ -252,9 +254,6 @@ def test_a_run_and_its_evaluation(tmp_path):
 @pytest.mark.parametrize(("name", "goal"), [("spo", 475), ("spo_pendulum", -200)])
 def test_the_configs_learn(name, goal, tmp_path):
     """The configs' comments have the measured numbers; a run ends where its evaluation reaches the goal."""
-    result = train.main([str(ROOT / "configs" / f"{name}.yaml"), "--out", str(tmp_path / "run")])
-    del result
-    import json
-
+    train.main([str(ROOT / "configs" / f"{name}.yaml"), "--out", str(tmp_path / "run")])
     rows = map(json.loads, (tmp_path / "run" / "result.jsonl").read_text().splitlines())
-    assert max(row.get("evaluation/return", -1e9) for row in rows) >= goal
+    assert max(row.get("evaluation/return") or -1e9 for row in rows) >= goal

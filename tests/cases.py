@@ -195,7 +195,7 @@ CASES: dict[str, Case] = {
     ),
     # tests/algos/test_spo.py has the tests of its search
     "spo": Case(
-        {**_RATE, "normalize_obs": True, "gae_lambda": 0.9, "max_grad_norm": 0.5, "microbatch_size": 8},
+        {**_RATE, "normalize_obs": True, "gae_lambda": 0.9, "temperature": 0.5},
         {},
         {**_EPOCHS, "num_particles": 3},
         like="ppo",

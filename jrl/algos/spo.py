@@ -188,11 +188,15 @@ def act(
     key: Key,
     explore: bool = True,
 ) -> ActOut:
-    """Acts by the network alone; N samples of the policy with equal shares take the place of a search's actions."""
+    """Acts by the network alone; N samples of the policy with equal shares take the place of a search's actions.
+
+    Without exploration the N actions are the policy's best one.
+    """
     act_key, key = jax.random.split(key)
     out = agents.act(cfg, agent, policy, actor, obs, carry, act_key, explore)
     dist, _ = agent.net.apply(actor.params, agent.observer.see(actor.obs_stats, obs))
-    actions = jax.vmap(dist.sample)(jax.random.split(key, cfg.num_particles))
+    sample = lambda key: dist.sample(key) if explore else dist.mode()
+    actions = jax.vmap(sample)(jax.random.split(key, cfg.num_particles))
     share = jnp.full(jax.tree.leaves(actions)[0].shape[:2], 1.0 / cfg.num_particles)
     return out._replace(extras={**out.extras, **extras_of(Found(actions, share, jnp.zeros_like(share)))})
 

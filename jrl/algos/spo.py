@@ -129,11 +129,11 @@ def find(cfg: Config, env: JaxEnv, look: Look, temperature: Array, env_state: Py
     """
     count, batch = cfg.num_particles, env.spec.num_envs
     dist, value = look(obs)
-    copies = lambda x: jnp.broadcast_to(x, (count, *x.shape))
-    start = jax.tree.map(copies, (env_state, distributions.batched(dist), value))
-    none = jnp.zeros((count, batch), bool)
+    copies = lambda tree: jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), tree)
+    ended = jnp.zeros((count, batch), bool)
     index = jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32)[:, None], (count, batch))
-    particles = Particles(*start, ended=none, score=none.astype(jnp.float32), root=index)
+    states, dists, values = (copies(x) for x in (env_state, distributions.batched(dist), value))
+    particles = Particles(states, dists, values, ended, score=jnp.zeros((count, batch)), root=index)
 
     def step(particles: Particles, now: tuple[Array, Key]):
         due, key = now
@@ -251,11 +251,11 @@ def targets(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> tuple[
     value, done = actor_critic.values(agent, state, rollout)[0], rollout.terminated | rollout.truncated
     gae = {"gamma": cfg.gamma, "gae_lambda": cfg.gae_lambda}
     _, target = returns.gae(rollout.reward, rollout.terminated, done, value, **gae)
-    found = tuple(rollout.extras[name] for name in (ACTIONS, SHARE, ADVANTAGE))
-    *found, target = parts.zero_masked(rollout.mask, (*found, target))
+    found = (rollout.extras[name] for name in (ACTIONS, SHARE, ADVANTAGE))
+    action, share, advantage, target = parts.zero_masked(rollout.mask, (*found, target))
     weight = parts.weights(rollout.mask, agent.axis_name)
     obs = agent.observer.recall(state.obs_stats, rollout)
-    rows = agents.cut(agent, Rows(obs, *found, target, weight, dist=()), ())
+    rows = agents.cut(agent, Rows(obs, action, share, advantage, target, weight, dist=()), ())
     before = lambda rows: distributions.batched(agent.net.apply(state.params, rows.obs)[0])
     rows = replace(rows, dist=minibatch.map_rows(before, rows, agents.chunk(cfg, agent, len(rows.weight))))
     return rows, parts.value_metrics(target, value[:-1], weight, agent.axis_name)

@@ -112,6 +112,8 @@ TASKS = (
     Task("trpo-pendulum", "configs/trpo_pendulum.yaml"),
     Task("vmpo-cartpole", "configs/vmpo.yaml"),
     Task("vmpo-pendulum", "configs/vmpo_pendulum.yaml"),
+    Task("spo-cartpole", "configs/spo.yaml"),
+    Task("spo-pendulum", "configs/spo_pendulum.yaml"),
     Task("reppo-pendulum", "configs/reppo.yaml"),
     Task("rpo-pendulum", "configs/ppo_rpo.yaml"),
     Task("appo-cartpole", "configs/appo.yaml", ("rollout.mode=async",)),

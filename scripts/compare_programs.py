@@ -60,6 +60,7 @@ OPTIONS = {
     "cma_es": {"normalize_obs": True},
     "alphazero": {"gae_lambda": 0.9, "normalize_obs": True, "max_grad_norm": 0.5},
     "muzero": {"unroll_steps": 2, "normalize_obs": True},
+    "spo": {"gae_lambda": 0.9, "normalize_obs": True, "max_grad_norm": 0.5},
 }
 # fields of States, as they were called -> as they are
 RENAMED = {

@@ -167,6 +167,7 @@ UNLISTED: dict[str, dict[str, Any]] = {
     "ars": {**_EVOLUTION, "algo": {"lr": 0.05, "noise_std": 0.1}},
     "es": {**_EVOLUTION, "algo": {"lr": 0.05, "noise_std": 0.1}},
     "cma_es": {**_EVOLUTION, "algo": {"noise_std": 0.3}},
+    "spo": {**_ON_POLICY, "algo": {"lr": 5e-3, "mean_kl": 0.03}},
 }
 _ALL = {
     "env": {"backend": "jax"},

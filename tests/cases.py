@@ -193,4 +193,11 @@ CASES: dict[str, Case] = {
         {},
         {**_EPOCHS, "search": Search(simulations=2), "unroll_steps": 2, "latent": 8, "model_hidden": (8,)},
     ),
+    # tests/algos/test_spo.py has the tests of its search
+    "spo": Case(
+        {**_RATE, "normalize_obs": True, "gae_lambda": 0.9, "temperature": 0.5},
+        {},
+        {**_EPOCHS, "num_particles": 3},
+        like="ppo",
+    ),
 }  # fmt: skip

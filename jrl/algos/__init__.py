@@ -34,6 +34,7 @@ scalars by name. Both are averaged over the chunks of a batch and over devices. 
     pqn           net: parts.QNetwork, `q(params, obs) -> [N, A]`                        batch: pqn.Rows [N]
     alphazero     net: actor_critic.ActorCritic                                          batch: alphazero.Rows [N]
     muzero        net: muzero.Model                                                      batch: muzero.Rows [N]
+    spo           net: actor_critic.ActorCritic                                          batch: spo.Rows [N]
     sac, td3,     net: networks.critics.Critics, `apply(params, obs, action) -> [C, N]`, with Discrete actions
     iql, mpo, fql `apply(params, obs) -> [C, N, A]`; it is the critics' loss, `params` are theirs
                                                                                          batch: parts.TdBatch [N]
@@ -62,7 +63,7 @@ _MODULES = {
     name: f"jrl.algos.{name}"
     for name in (
         "ppo", "a2c", "impala", "appo", "trpo", "vmpo", "reppo", "dqn", "iqn", "vdn", "pqn", "sac", "td3", "iql", "mpo",
-        "fql", "awr", "bc", "marwil", "dt", "distill", "ars", "es", "cma_es", "alphazero", "muzero",
+        "fql", "awr", "bc", "marwil", "dt", "distill", "ars", "es", "cma_es", "alphazero", "muzero", "spo",
     )
 }  # fmt: skip
 

@@ -79,13 +79,7 @@ class Config(Common):
     exploration: OverDistributions = Stochastic()
 
     def validate(self) -> list[str]:
-        faults = []
-        if self.normalize_reward:
-            faults.append(
-                "normalize_reward: expected false, because the search adds rewards of the environment to values, got "
-                "true: leave it out"
-            )
-        return faults + super().validate()
+        return search.reward_faults(self) + super().validate()
 
 
 # ---------------------------------------------------------------- acting
@@ -138,12 +132,7 @@ def act_in(cfg: Config, agent: Agent, env: JaxEnv):
         return jnp.where(is_mover, own[:, None], other).reshape(env.spec.num_envs, *own.shape[1:])
 
     def act(actor: ActorState, obs: PyTree, carry: PyTree, key: Key, explore: bool, env_state: PyTree) -> ActOut:
-        for x in jax.tree.leaves(env_state):
-            if not x.ndim or x.shape[0] % games:
-                raise InputError(
-                    f"algo.name alphazero: expected states with an axis of {games} environments first, got an array "
-                    f"{x.shape}: change the environment, or use ppo"
-                )
+        search.check_states("alphazero", env_state, games)
 
         def step(key: Key, action: Array, node: Node) -> search.Child:
             before = jax.tree.map(lambda x, like: x.reshape(like.shape), node.env_state, env_state)

@@ -129,12 +129,56 @@ def kl_penalty(
     return loss, metrics
 
 
-def log_prob(dist: Any, action: Array | None) -> Array:
-    """Returns the log-probabilities [N, K] of K actions [N, K, *] of each distribution [N]; None: of all actions."""
+def log_prob(dist: Any, action: PyTree | None, axis: int) -> Array:
+    """Returns the log-probabilities [N, K] of K actions [N, K, *] of each distribution [N]; None: of all actions.
+
+    `axis` is the axis of the K actions: 1, or 2 for distributions [N, L].
+    """
     if action is None:
         return jax.nn.log_softmax(dist.logits)
-    axis = dist.mean.ndim - dist.event_ndim
     return jax.vmap(dist.log_prob, axis, axis)(action)
+
+
+def temperature_loss(
+    cfg: Any, dual: PyTree, share: Array, q: Array, mean: Callable[[Array], Array]
+) -> tuple[Array, Array, Metrics]:
+    """Returns the temperature's loss (equation 9), the weights of the E-step [N, K], without gradient, and metrics.
+
+    Args:
+      cfg: Config with the bound `sample_kl`.
+      dual: logarithms of temperature and multipliers.
+      share: [N, K] f32, logarithms of the shares of K actions in the target policy.
+      q: [N, K] f32, values of these actions.
+      mean: mean over rows [N].
+    """
+    temperature = jnp.exp(dual["temperature"])
+    scores = share + q / temperature
+    loss = temperature * (cfg.sample_kl + mean(jax.nn.logsumexp(scores, -1)))
+    improved = jax.lax.stop_gradient(jax.nn.softmax(scores))
+    sample_kl = jnp.sum(improved * (jax.nn.log_softmax(scores) - share), -1)
+    return loss, improved, {"policy/temperature": temperature, "policy/sample_kl": mean(sample_kl)}
+
+
+def regression_loss(
+    cfg: Any, dist: Any, target: Any, dual: PyTree, action: PyTree | None, improved: Array, weight: Array
+) -> tuple[Array, Metrics]:
+    """Returns the M-step's loss with that of the multipliers, the mean over rows [N], and metrics.
+
+    Args:
+      cfg: Config with the bounds `mean_kl` and `std_kl`.
+      dist: learned policy's distributions [N].
+      target: target policy's distributions [N].
+      dual: logarithms of the multipliers.
+      action: K actions [N, K, *] of each row; None: all actions.
+      improved: [N, K] f32, weights of these actions.
+      weight: [N] f32, weight of each row.
+    """
+    mean = lambda x: jnp.mean(weight * x)
+    steps = steps_of(dist, target)
+    log_probs = (log_prob(step, action, weight.ndim) for step in steps.values())
+    fit = -sum(mean(jnp.sum(improved * x, -1)) for x in log_probs)
+    penalty, metrics = kl_penalty(cfg, steps, target, dual, mean)
+    return penalty + fit, metrics | {"loss/policy": fit, "policy/entropy": mean(dist.entropy())}
 
 
 def policy_loss(
@@ -149,17 +193,9 @@ def policy_loss(
       action, share, q: results of `evaluate`, without gradient.
       weight: [N] f32, weight of each row.
     """
-    mean = lambda x: jnp.mean(weight * x)
-    temperature = jnp.exp(dual["temperature"])
-    scores = share + q / temperature
-    loss = temperature * (cfg.sample_kl + mean(jax.nn.logsumexp(scores, -1)))
-    improved = jax.lax.stop_gradient(jax.nn.softmax(scores))
-    sample_kl = jnp.sum(improved * (jax.nn.log_softmax(scores) - share), -1)
-    metrics = {"policy/temperature": temperature, "policy/sample_kl": mean(sample_kl)}
-    steps = steps_of(dist, target)
-    fit = -sum(mean(jnp.sum(improved * log_prob(step, action), -1)) for step in steps.values())
-    penalty, found = kl_penalty(cfg, steps, target, dual, mean)
-    return loss + penalty + fit, metrics | found | {"loss/policy": fit, "policy/entropy": mean(dist.entropy())}
+    loss, improved, metrics = temperature_loss(cfg, dual, share, q, lambda x: jnp.mean(weight * x))
+    fit, found = regression_loss(cfg, dist, target, dual, action, improved, weight)
+    return loss + fit, metrics | found
 
 
 def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch, key: Key) -> tuple[State, UpdateAux]:

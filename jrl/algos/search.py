@@ -11,6 +11,7 @@ learned dynamics (MuZero, arXiv:1911.08265). `gumbel` is the search of "Policy i
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from jrl.errors import InputError, cannot_import
@@ -69,6 +70,32 @@ def import_mctx() -> Any:
     except (ImportError, AttributeError) as e:
         raise InputError(f"algo.search: {cannot_import('mctx', e)}") from e
     return mctx
+
+
+def reward_faults(cfg: Any) -> list[str]:
+    """Returns a message if the rewards of an algorithm that searches in the environment are not the environment's."""
+    if not cfg.normalize_reward:
+        return []
+    return [
+        "normalize_reward: expected false, because the search adds rewards of the environment to values, got true: "
+        "leave it out"
+    ]
+
+
+def check_states(name: str, env_state: PyTree, num_envs: int) -> None:
+    """Raises InputError if a leaf of the environments' state has no axis of environments, by which states are copied.
+
+    Args:
+      name: name of the algorithm.
+      env_state: state of the environments.
+      num_envs: number of environments, which divides the length of this axis.
+    """
+    for x in jax.tree.leaves(env_state):
+        if not x.ndim or x.shape[0] % num_envs:
+            raise InputError(
+                f"algo.name {name}: expected states with an axis of {num_envs} environments first, got an array "
+                f"{x.shape}: change the environment, or use ppo"
+            )
 
 
 def run(cfg: Search, key: Key, root: Root, model: Model, blocked: Array | None, *, explore: bool) -> Found:

@@ -17,8 +17,9 @@ deviation. All other policies have one KL, named after the mean. eta and alpha a
 Memory works as in PPO. Gradients and metrics are averaged over `make(..., axis_name="d")`.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import ClassVar, Unpack
+from typing import Any, ClassVar, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +69,7 @@ class Rows(actor_critic.Rows):
     dist: PyTree  # distribution of the policy before the update
 
 
-def init(cfg: Config, agent: Agent, key: Key) -> State:
+def init(cfg: Any, agent: Agent, key: Key) -> State:
     """Returns the initial State; `own` has the logarithms of temperature and multipliers, and their optimizer."""
     start = {"temperature": cfg.temperature, "mean": cfg.mean_alpha, "std": cfg.std_alpha}
     dual = {name: jnp.log(jnp.asarray(x, jnp.float32)) for name, x in start.items()}
@@ -129,34 +130,74 @@ def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) 
     """Makes the epochs of minibatches on a rollout [T, B]."""
     state = agents.with_return_stats(agent, state, rollout)
     rows, value_metrics = targets(cfg, agent, agents.with_first_stats(agent, state, rollout), rollout)
+
+    def gradient(learned, batch: Rows, chunk: int):
+        temperature = jnp.exp(learned[1]["temperature"])
+        batch, kl = weigh(batch, temperature, agent.axis_name)
+        found, metrics = mean_gradient(cfg, agent, loss, learned, batch, chunk)
+        found[1]["temperature"] = temperature * (cfg.sample_kl - kl)
+        return found, metrics | {"policy/temperature": temperature, "policy/sample_kl": kl}
+
+    return learn(cfg, agent, state, rollout, rows, gradient, value_metrics, key)
+
+
+def mean_gradient(cfg: Any, agent: Agent, loss: Callable[..., Any], learned: PyTree, batch: Any, chunk: int):
+    """Returns the mean gradient of `loss` or the user's loss by (params, dual), and metrics.
+
+    Args:
+      cfg, agent: arguments of `loss`.
+      loss: (cfg, agent, params, dual, rows) -> (mean over rows [N], metrics).
+      learned: (params, dual), parameters and logarithms of the multipliers.
+      batch: rows of a minibatch.
+      chunk: number of rows per gradient computation.
+    """
+
+    def over_rows(learned, batch):
+        own = lambda params, batch: loss(cfg, agent, params, learned[1], batch)
+        return custom_loss.over_rows(agent.loss, own, agent.net)(learned[0], batch)
+
+    return agents.mean_gradient(agent, over_rows, learned, batch, chunk)
+
+
+def learn(
+    cfg: Any,
+    agent: Agent,
+    state: State,
+    rollout: Rollout,
+    rows: Any,
+    gradient: Callable[..., tuple[Any, Metrics]],
+    metrics: Metrics,
+    key: Key,
+) -> tuple[State, UpdateAux]:
+    """Makes the epochs of minibatches on the rows of a rollout, for parameters and multipliers together.
+
+    Args:
+      cfg, agent, key: arguments of `update`.
+      state: result of `init`, with new statistics.
+      rollout: [T, B].
+      rows: rows [N] of the rollout.
+      gradient: ((params, dual), minibatch, chunk) -> (gradient, metrics).
+      metrics: metrics of the rollout, which are returned, too.
+    """
     grid = agents.grid(agent, *rollout.reward.shape)  # with a core the rows are sequences
     chunk = agents.chunk(cfg, agent, len(rows.weight) // cfg.num_minibatches, length=rows.weight[0].size)
     lr, dual_lr = (schedules.value(x, state.env_steps) for x in (cfg.lr, cfg.dual_lr))
 
-    def step(carry, batch: Rows):
+    def step(carry, batch):
         (params, dual), (opt_state, dual_opt_state) = carry
-        temperature = jnp.exp(dual["temperature"])
-        batch, kl = weigh(batch, temperature, agent.axis_name)
-
-        def over_rows(learned, batch):
-            own = lambda params, batch: loss(cfg, agent, params, learned[1], batch)
-            return custom_loss.over_rows(agent.loss, own, agent.net)(learned[0], batch)
-
-        gradient, metrics = agents.mean_gradient(agent, over_rows, (params, dual), batch, chunk)
-        params, opt_state = agents.descend(cfg, agent, lr, gradient[0], opt_state, params)
-        slopes = {**gradient[1], "temperature": temperature * (cfg.sample_kl - kl)}
-        dual, dual_opt_state = agents.descend(cfg, agent, dual_lr, slopes, dual_opt_state, dual)
-        metrics |= {"policy/temperature": temperature, "policy/sample_kl": kl}
+        slopes, metrics = gradient((params, dual), batch, chunk)
+        params, opt_state = agents.descend(cfg, agent, lr, slopes[0], opt_state, params)
+        dual, dual_opt_state = agents.descend(cfg, agent, dual_lr, slopes[1], dual_opt_state, dual)
         return ((params, dual), (opt_state, dual_opt_state)), metrics
 
     start = (state.params, state.own["dual"]), (state.opt_state, state.own["dual_opt_state"])
-    learned, metrics = agents.epochs(cfg, agent, step, start, agents.taker(rows), grid, key)
+    learned, found = agents.epochs(cfg, agent, step, start, agents.taker(rows), grid, key)
     (params, dual), (opt_state, dual_opt_state) = learned
-    last = jax.tree.map(lambda x: x[-1].mean(), metrics)  # KL and multipliers are reported after the last pass
-    metrics = jax.tree.map(jnp.mean, metrics) | {name: last[name] for name in last if "kl" in name or "alpha" in name}
+    last = jax.tree.map(lambda x: x[-1].mean(), found)  # KL and multipliers are reported after the last pass
+    found = jax.tree.map(jnp.mean, found) | {name: last[name] for name in last if "kl" in name or "alpha" in name}
     own = {**state.own, "dual": dual, "dual_opt_state": dual_opt_state}
     state = replace(state, params=params, opt_state=opt_state, own=own, updates=state.updates + 1)
-    return agents.observed(agent, state, rollout), UpdateAux(metrics | value_metrics | {"train/lr": lr})
+    return agents.observed(agent, state, rollout), UpdateAux(found | metrics | {"train/lr": lr})
 
 
 def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, **options: Unpack[MakeOptions]) -> Algo:

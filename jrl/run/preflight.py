@@ -23,7 +23,7 @@ from jrl.fields.data import traits
 from jrl.fields.validation import refused
 from jrl.metrics import loggers
 from jrl.run.store import checkpoint
-from jrl.types import AsyncEnv, Env, EnvSpec, JaxEnv
+from jrl.types import AsyncEnv, Discrete, Env, EnvSpec, JaxEnv
 
 
 def check(cfg: RunConfig) -> RunConfig:
@@ -162,7 +162,8 @@ def check_search(cfg: RunConfig, env: JaxEnv | Env | AsyncEnv, policies: Policie
     name = algo_name(cfg)
     if not isinstance(env, JaxEnv) or not env.pure:
         backend = envs.resolve(cfg.env.id, cfg.env.backend)
-        fix = "env.backend=jax" if "jax" in envs.backends_of(cfg.env.id) else "algo.name=muzero, which learns a model"
+        other = "muzero, which learns a model" if isinstance(env.spec.action, Discrete) else "ppo"
+        fix = "env.backend=jax" if "jax" in envs.backends_of(cfg.env.id) else f"algo.name={other}"
         raise InputError(
             f"algo.name {name}: expected environments written in JAX, which its search steps, got {cfg.env.id} of "
             f"{backend}: set {fix}"

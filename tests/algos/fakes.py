@@ -64,7 +64,8 @@ def has_members(name):
 
 def searches(name):
     """Returns whether an algorithm learns from searches, and acts by them."""
-    return hasattr(algos.get_config_class(name)(), "search")
+    cfg = algos.get_config_class(name)()
+    return hasattr(cfg, "search") or traits(cfg).searches_env
 
 
 def acts_in(name, kind):

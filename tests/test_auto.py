@@ -34,8 +34,9 @@ TABLE = [
     ({"observation": "image", "symbols": True}, "CartPole-v1", {"network.image_max": 10}),
     ({"action": "multi-discrete"}, "CartPole-v1", {"algo.name": "ppo"}),
     ({"action": "mixed"}, "CartPole-v1", {"algo.name": "ppo"}),
-    (BOX, "Pendulum-v1", {"algo.name": "sac", "env.num_envs": 1, "network.hidden": [256, 256]}),
-    ({**BOX, "minutes": 1}, "Pendulum-v1", {"algo.name": "ppo", "env.num_envs": 8}),
+    ({**BOX, "minutes": 20}, "Pendulum-v1", {"algo.name": "sac", "env.num_envs": 1, "network.hidden": [256, 256]}),
+    ({**BOX, **SLOW}, "Pendulum-v1", {"algo.name": "sac", "network.hidden": [256, 256]}),
+    (BOX, "Pendulum-v1", {"algo.name": "ppo", "env.num_envs": 8}),
     ({**BOX, "observation": "image"}, "Pendulum-v1", {"algo.name": "ppo", "algo.num_epochs": 10}),
     ({**BOX, "goals": True}, "PointMaze-v0", {"algo.name": "sac", "replay.hindsight.strategy": "future"}),
     ({"goals": True}, "BitFlip-v0", {"algo.name": "dqn", "replay.hindsight.strategy": "future"}),
@@ -68,7 +69,8 @@ def test_each_rule_applies_to_a_row_of_the_table():
         ({}, "CartPole-v1", ["rules", "memory", "far", "careful"]),
         ({"limit": 100}, "CartPole-v1", ["rules", "memory", "careful"]),
         ({**BOX, "minutes": 4.9}, "Pendulum-v1", ["rules"]),
-        (BOX, "Pendulum-v1", ["rules"]),  # sac: too slow to compare in seconds
+        (BOX, "Pendulum-v1", ["rules", "memory", "far", "bold"]),
+        ({**BOX, "minutes": 20}, "Pendulum-v1", ["rules"]),  # sac: too slow to compare in seconds
         ({**BOX, "observation": "image"}, "Pendulum-v1", ["rules", "far", "bold"]),
         ({"agents": 2}, "MultiAgentCartPole-v1", ["rules", "far", "careful"]),
     ],

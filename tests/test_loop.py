@@ -7,7 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import monitoring
 
+from jrl import config
 from jrl.algos import a2c, dqn
 from jrl.envs import classic, jax_env
 from jrl.learn import learner, parallel
@@ -20,6 +22,7 @@ from jrl.networks import NetworkConfig
 from jrl.replay import prioritized, ring
 from jrl.rollout import unroll
 from jrl.rollout.sources import JaxSource
+from jrl.run.session import Session
 from jrl.types import Episodes, element
 
 T, B, SEED = 16, 8, 5
@@ -388,3 +391,24 @@ def test_the_replay_is_never_copied(how, room, monkeypatch):
     memory = spies[0].compiled.memory_analysis()
     assert size > 10e6 and memory.temp_size_in_bytes < size / 20
     program.close()
+
+
+def test_the_learning_program_is_lowered_once():
+    names = []
+
+    def listen(event, seconds, **about):
+        if event.endswith("jaxpr_to_mlir_module_duration"):
+            names.append(about["fun_name"])
+
+    pytest.importorskip("envpool")
+    small = ["env.backend=envpool", "env.num_envs=2", "rollout.length=8", "algo.num_epochs=1", "network.hidden=[8]"]
+    monitoring.register_event_duration_secs_listener(listen)
+    try:
+        with Session(config.load("ppo", small)) as session:
+            session.start()
+            session.advance()
+            session.advance()
+    finally:
+        monitoring.unregister_event_duration_listener(listen)
+    assert names.count("jit(step)") == 1
+    assert names.count("jit(body)") == 1  # in a thread, ahead of the first call

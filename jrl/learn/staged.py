@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, SingleDeviceSharding
 
 from jrl.learn import parallel
 from jrl.learn.learner import Learner
@@ -54,7 +54,8 @@ class Staged(Program):
         self._seam = False  # whether the next rollout must not continue the latest
         self._source_key: Key | None = None
         self._waits = parallel.must_wait(mesh)
-        self._traced = False
+        self._is_lowered = False
+        self._lowering: threading.Thread | None = None
 
     def init(self, seed: int) -> LoopState:
         def start(root):
@@ -90,8 +91,8 @@ class Staged(Program):
             jax.block_until_ready(actor)
         start = time.perf_counter()
         assert self.source is not None
-        if not self._traced:
-            self._trace_ahead(state, actor, key)
+        if not self._is_lowered:
+            self._lower_ahead(state, actor, key)
         rollout, report = self.source.next(actor, key)
         if self._seam:
             self._seam = False
@@ -103,24 +104,36 @@ class Staged(Program):
             self._timers.add(self._stage, (time.perf_counter() - start) * self._every)
         return state, rollout, report
 
-    def _trace_ahead(self, state: LoopState, actor: Any, key: Key) -> None:
-        """Traces learning in a thread while the collecting program compiles, which saves 0.5 s at the start."""
+    def _lower_ahead(self, state: LoopState, actor: Any, key: Key) -> None:
+        """Traces and lowers learning in a thread while the collecting program compiles, which takes longer.
+
+        The thread does not compile: meanwhile no program is written to the persistent cache, see
+        `jrl.rollout.sources.outside_compile_cache`.
+        """
         assert self.source is not None
-        self._traced = True
+        self._is_lowered = True
         like = self.source.like(actor, key)
-        if like is not None and self.mesh.devices.size == 1:
-            arrays = state.learner, state.replay, like, key
-            shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arrays)
+        if like is None or self.mesh.devices.size > 1:
+            return
+        device = SingleDeviceSharding(self.mesh.devices.flat[0])
+        # exactly the types and places of `learn`'s arguments; otherwise jax traces the program again
+        shape = lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
+        learned, replay = jax.tree.map(lambda x: shape(x, x.sharding), (state.learner, state.replay))
+        rollout = jax.tree.map(lambda x: shape(x, device), like)
 
-            def trace() -> None:
-                with contextlib.suppress(Exception):  # the next call of `learn` raises it
-                    self._learning.trace(*shapes)
+        def lower() -> None:
+            with contextlib.suppress(Exception):  # the next call of `learn` raises it
+                self._learning.lower(learned, replay, rollout, shape(key, None))
 
-            threading.Thread(target=trace, name="jrl-trace", daemon=True).start()
+        self._lowering = threading.Thread(target=lower, name="jrl-lower", daemon=True)
+        self._lowering.start()
 
     def learn(self, state: LoopState, rollout: Rollout, seed: int, iteration: int, call: int = 0):
         timed, key = iteration % self._every == 1, self._keys(seed, iteration, call)[1]
         start = time.perf_counter()
+        if self._lowering is not None:
+            self._lowering.join()
+            self._lowering = None
         learned, replay, metrics = self._learning(state.learner, state.replay, rollout, key)
         if timed or self._waits:
             jax.block_until_ready(learned)

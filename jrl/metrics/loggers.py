@@ -9,6 +9,7 @@ import contextlib
 import csv
 import difflib
 import errno
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -192,21 +193,28 @@ def open_tensorboard(path: str | Path, resume_at: int | None = None) -> Logger:
 
     tensorboardX's SummaryWriter writes in a thread, which waits forever after a full disk; its EventsWriter does not.
     """
-    from tensorboardX.event_file_writer import EventsWriter  # takes 0.2 s, so not at import
-    from tensorboardX.proto.event_pb2 import Event, SessionLog
-    from tensorboardX.proto.summary_pb2 import Summary
-
     Path(path).mkdir(parents=True, exist_ok=True)
-    # a suffix, because the name counts seconds only: no two files may have one name
-    writer = EventsWriter(str(Path(path) / "events"), f".{time.time_ns()}")
     flushed = 0.0
+
+    @functools.cache
+    def open_writer() -> Any:
+        from tensorboardX.event_file_writer import EventsWriter  # takes 0.2 s, so not before the first update
+
+        # a suffix, because the name counts seconds only: no two files may have one name
+        return EventsWriter(str(Path(path) / "events"), f".{time.time_ns()}")
+
     if resume_at is not None:
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
         start = SessionLog(status=SessionLog.START)
-        writer.write_event(Event(wall_time=time.time(), session_log=start, step=resume_at + 1))
+        open_writer().write_event(Event(wall_time=time.time(), session_log=start, step=resume_at + 1))
 
     def write(row: Row) -> None:
         nonlocal flushed
-        numbers = _scalars(row)
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        writer, numbers = open_writer(), _scalars(row)
         values = [
             Summary.Value(tag=key, simple_value=number)
             for key, number in numbers.items()
@@ -218,7 +226,11 @@ def open_tensorboard(path: str | Path, resume_at: int | None = None) -> Logger:
             writer.flush()
             flushed = now
 
-    return Logger(write, writer.close)
+    def close() -> None:
+        if open_writer.cache_info().currsize:
+            open_writer().close()
+
+    return Logger(write, close)
 
 
 def open_wandb(directory: str | Path, resume_at: int | None = None) -> Logger:

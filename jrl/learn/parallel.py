@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jrl.errors import InputError
@@ -264,7 +264,7 @@ def deal(parts: Sequence[Rollout], mesh: Mesh) -> Rollout:
     """
     devices = list(mesh.devices.flat)
     if len(parts) == 1 and len(devices) == 1:
-        return sources.put(parts[0], devices[0])
+        return jax.tree.map(_without_mesh, sources.put(parts[0], devices[0]))
     common = math.gcd(len(parts), len(devices))
     split, joined = len(devices) // common, len(parts) // common  # pieces per part, and per device
     pieces = [piece for part in parts for piece in (_split(part, split) if split > 1 else [part])]
@@ -280,6 +280,16 @@ def deal(parts: Sequence[Rollout], mesh: Mesh) -> Rollout:
         return jax.make_array_from_single_device_arrays(tuple(shape), NamedSharding(mesh, spec), list(shards))
 
     return _by_columns(whole, *placed)
+
+
+def _without_mesh(x: jax.Array) -> jax.Array:
+    """Returns an array of one device whose type does not name the mesh of the parameters that it was computed with.
+
+    A program for such an array can be lowered ahead, by `jax.ShapeDtypeStruct`.
+    """
+    if jax.typeof(x).sharding.mesh.empty:
+        return x
+    return jax.make_array_from_single_device_arrays(x.shape, x.sharding, [x])
 
 
 def join_columns(parts: Sequence[Rollout]) -> Rollout:
@@ -331,14 +341,8 @@ def _with_axis(tree: PyTree) -> PyTree:
 
 def first_copy(tree: PyTree) -> PyTree:
     """Returns one device's copy of replicated leaves."""
-
-    def first(x: jax.Array) -> jax.Array:
-        # not x[0]: slicing a sharded array runs a program, a thousand times slower
-        own, place = x.addressable_shards[0].data, SingleDeviceSharding(x.addressable_shards[0].device)
-        # not `own` itself: its type names the mesh, and so would the types of what programs make of it
-        return jax.make_array_from_single_device_arrays(own.shape, place, [own])
-
-    return jax.tree.map(first, tree)
+    # not x[0]: slicing a sharded array runs a program, a thousand times slower
+    return jax.tree.map(lambda x: x.addressable_shards[0].data, tree)
 
 
 def find_diverged(tree: PyTree) -> list[str]:

@@ -41,8 +41,8 @@ class Chosen(NamedTuple):
         """Returns the plain data of a config that trains for `seconds`."""
         return schema.merge(self.choice.data, _budget(self.id, self.facts, seconds))
 
-    def yaml(self, data: Mapping[str, Any]) -> str:
-        """Returns `data` as YAML with the reason of each value."""
+    def yaml(self, data: Any) -> str:
+        """Returns the plain data of a config as YAML with the reason of each value."""
         header = f"# Settings of `jrl train {self.id}`. config.yaml has all settings, --set included.\n"
         return header + schema.dump(data, self.choice.origins)
 

@@ -255,7 +255,9 @@ class Sizes:
             of = counted(self.minibatch, "transition", ",") if agents == 1 else "each policy's transitions"
             yield f"{split} of {of} = {updates}"
         if self.iterations is not None:
-            yield f"{counted(self.iterations, 'iteration', ',')} until stop.env_steps {cfg.stop['env_steps']:,.0f}"
+            end = f"stop.env_steps {cfg.stop['env_steps']:,.0f}"
+            end += f", at most {cfg.stop['time_s']:g} s" if "time_s" in cfg.stop else ""
+            yield f"{counted(self.iterations, 'iteration', ',')} until {end}"
 
     def _drawn(self) -> str:
         size = self.minibatch or 0

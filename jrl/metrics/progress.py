@@ -115,8 +115,9 @@ class RunProgress:
         number = _format_short if short else "{:,.0f}".format
         percent = math.floor(100 * self.fraction)
         steps = lambda n: f"{number(n)} step{'s' * (n != 1)}"
-        texts = [f"{percent}% of {steps(target)}" if self.nearest == "env_steps" else
-                f"{percent}% of {_display_name(self.nearest)} {target:g}"] if self._stop else []  # fmt: skip
+        goal = f"{self.nearest.removeprefix('episode/').replace('/', ' ')} {target:g}"
+        goal = {"env_steps": steps(target), "time_s": f"{target:g} s"}.get(self.nearest, goal)
+        texts = [f"{percent}% of {goal}"] if self._stop else []
         if not (short and self.nearest == "env_steps" and self._stop):
             texts.append(steps(row["env_steps"]))
         score, evaluation, speed = row.get("episode/return"), row.get("evaluation/return"), self.speed()
@@ -134,10 +135,6 @@ class RunProgress:
 
 def _is_finite(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _display_name(metric: str) -> str:
-    return {"time_s": "seconds"}.get(metric, metric.removeprefix("episode/").replace("/", " "))
 
 
 def _format_score(number: float) -> str:

@@ -65,7 +65,7 @@ def test_the_nearest_criterion():
     later = at(20_000, 30.0, episode__return=340.0, episode__window=100)  # 315 of the 450 from 25 to 475
     said = described(stop, first, later)
     assert said == "70% of return 475  20,000 steps  return 340.0  at most 0:01:20 left  1,000 steps/s"
-    assert described(stop, first, at(21_000, 900.0)).startswith("90% of seconds 1000")
+    assert described(stop, first, at(21_000, 900.0)).startswith("90% of 1000 s")
     assert "0:00:10 left" in described({"time_s": 40}, first, later)  # by the clock, whatever the steps
     luck = at(20_000, 30.0, episode__return=490.0, episode__window=3)
     assert described(stop, first, luck, window=100).startswith("20% of 100,000 steps")

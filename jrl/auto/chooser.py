@@ -21,7 +21,7 @@ _STEPS = 1_000_000_000  # more than any budget allows: the time ends the run
 _ROWS = 100  # result rows in a run
 _OPTIONS = ("algo", "env", "rllib", "resume", "drop")  # options that belong to a config
 _WITHOUT_TRIALS = ("stop", "seeds", "until", "rows", "init_from", "as_test")  # options of a run that has another end
-_TRIALS_SHARE = 0.3  # of the budget
+_TRIALS_SHARE = 0.3  # part of the budget
 _LEAST_TRIAL_S = 10.0  # training time of a trial
 
 

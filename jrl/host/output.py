@@ -53,6 +53,9 @@ class SafeStream:
     def flush(self) -> None:
         self._call("flush")
 
+    def close(self) -> None:
+        """Does nothing, because the stream is the process's: loggers that took this one close it at exit."""
+
     def isatty(self) -> bool:
         with contextlib.suppress(OSError, ValueError):
             return self._stream is not None and self._stream.isatty()

@@ -106,7 +106,7 @@ def test_resampling_keeps_shares_and_resets_the_sums():
     assert (found.share[found.actions != 0] == 0).all()
     np.testing.assert_allclose(found.share.sum(0), 1.0, rtol=1e-6)
     np.testing.assert_allclose(found.share * 16, np.round(found.share * 16), atol=1e-5)  # counts of descendants
-    np.testing.assert_allclose(found.advantage, np.array([5.0, 0, 0])[found.actions])  # of the first step alone
+    np.testing.assert_allclose(found.advantage, np.array([5.0, 0, 0])[found.actions])  # the first step alone
     # the sums of a draw begin anew: both lanes 0 and 1 survive it here, and only the last step tells them apart
     late = find(corridor([[0, 0, 0, 1], [0, 0, 0, 0]]), 0.1, num_particles=16, search_depth=4, resample_every=2)
     assert (late.share[late.actions == 1] < 1e-3).all() and (late.advantage == 0).all()

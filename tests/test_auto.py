@@ -1,11 +1,16 @@
 """`jrl train ENV`: the choice as a function of inspected facts, and runs of the command."""
 
 import json
+import os
+import signal
+import threading
+import time
 
+import psutil
 import pytest
 
 from jrl import config, train
-from jrl.auto import chooser, facts, ruleset
+from jrl.auto import chooser, facts, ruleset, trials
 from jrl.config import EnvConfig
 from jrl.metrics import loggers
 
@@ -146,6 +151,28 @@ def test_a_trial_with_memory_wins_where_velocities_are_hidden(tmp_path, monkeypa
     assert rows[0]["env_steps"] < 20_000 and rows[-1]["time_s"] > 100  # the rows of the trial and of its continuation
     assert train.main(["StatelessCartPole-v1", "--minutes=5", "--out=run"]) == 2
     assert "holds a run already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_trials(number, tmp_path):
+    """Each trial is a process in a session of its own, which no signal of a terminal reaches."""
+    console = tmp_path / trials.DIRECTORY / "rules" / "console.txt"
+
+    def interrupt():
+        while not console.exists():
+            time.sleep(0.01)
+        time.sleep(0.5)
+        found.extend(psutil.Process().children())
+        os.kill(os.getpid(), number)
+
+    found = []
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(SystemExit) as ended:
+        trials.run(tmp_path, {"rules": "algo: {name: ppo}\n"}, [], seconds=60, at_once=1)
+    thread.join()
+    assert ended.value.code == 128 + number and found
+    assert psutil.wait_procs(found, timeout=10)[1] == []
 
 
 @pytest.mark.parametrize(

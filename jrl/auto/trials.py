@@ -1,5 +1,6 @@
 """Short runs of `jrl train ENV`, one for each candidate config, of which the best one continues."""
 
+import contextlib
 import math
 import os
 import shutil
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jrl.errors import InputError
-from jrl.host import files
+from jrl.host import files, interruption
 
 DIRECTORY = "trials"
 RESULTS = "result.jsonl"
@@ -44,14 +45,19 @@ def run(directory: Path, configs: Mapping[str, str], overrides: Sequence[str], s
       The name of the best trial, whose files are then those of `directory`.
     Raises:
       InputError: no trial has a checkpoint.
+      SystemExit: SIGINT, SIGTERM or SIGHUP; the trials are killed.
     """
     waiting, running = list(configs), dict[str, subprocess.Popen]()
     ends, scores = dict[str, float](), dict[str, float]()
-    try:
+    watched = interruption.watch_signals("the trials end, without a checkpoint")
+    with watched as interrupted, contextlib.ExitStack() as processes:
         while waiting or running:
+            if interrupted:
+                raise SystemExit(interrupted.exit_status)
             while waiting and len(running) < at_once:
                 name = waiting.pop(0)
                 running[name] = _start(directory, name, configs[name], overrides)
+                processes.callback(running[name].kill)
             for name, process in list(running.items()):
                 own, now = directory / DIRECTORY / name, time.monotonic()
                 if name not in ends and (own / RESULTS).exists() and (own / RESULTS).stat().st_size:
@@ -64,9 +70,6 @@ def run(directory: Path, configs: Mapping[str, str], overrides: Sequence[str], s
                     ends[name] = math.inf
                     process.terminate()  # the process saves a checkpoint
             time.sleep(_POLL_S)
-    finally:  # after Ctrl-C
-        for process in running.values():
-            process.kill()
     best = max(configs, key=lambda name: scores[name])
     if scores[best] == -math.inf and not any(
         (directory / DIRECTORY / name / "checkpoints").exists() for name in configs

@@ -327,7 +327,7 @@ def _sample_like(
     if NEXT_ACTION in extras:
         extras = {**extras, NEXT_ACTION: {"action": action, "valid": any_}}
     if algo.sequences:
-        window = Window(obs, rollout.extras["carry"], any_)
+        window = Window(obs, rollout.extras.get("carry", ()), any_)
         return SequenceBatch(window, action, any_, any_, any_, any_, any_, extras)
     return Batch(obs, action, any_, any_, obs, any_, any_, extras)
 

@@ -137,7 +137,13 @@ _DATA = {
     "stop": {"updates": 1_500},
 }
 # populations: a step of the search is one rollout, in which each member ends two episodes of the longest task
-_EVOLUTION = {"env": {"num_envs": 64}, "rollout": {"length": 22}, "stop": {"env_steps": 400_000}}
+# few parameters, since a score tells little about each: no hidden layer
+_EVOLUTION = {
+    "env": {"num_envs": 64},
+    "rollout": {"length": 22},
+    "network": {"hidden": []},
+    "stop": {"env_steps": 400_000},
+}
 _EPSILON = {"exploration": {"name": "epsilon_greedy", "epsilon": [[0, 1.0], [4_000, 0.1]]}}
 ALGOS: dict[str, dict[str, Any]] = {
     "ppo": {**_ON_POLICY, "algo": {"lr": 5e-3}},
@@ -166,8 +172,11 @@ UNLISTED: dict[str, dict[str, Any]] = {
     "muzero": {**_ON_POLICY, "algo": {"lr": 1e-3}},
     "ars": {**_EVOLUTION, "algo": {"lr": 0.05, "noise_std": 0.1}},
     "es": {**_EVOLUTION, "algo": {"lr": 0.05, "noise_std": 0.1}},
-    "cma_es": {**_EVOLUTION, "algo": {"noise_std": 0.3}},
+    "cma_es": {**_EVOLUTION, "algo": {"noise_std": 0.3, "covariance": "diagonal"}},
     "spo": {**_ON_POLICY, "algo": {"lr": 5e-3, "mean_kl": 0.03}},
+}
+OF_CELLS = {  # settings of one cell; a score tells too little about the parameters of a CNN
+    (algo, "dict observation"): _FLAT for algo in ("ars", "es", "cma_es")
 }
 _ALL = {
     "env": {"backend": "jax"},
@@ -245,8 +254,11 @@ def settings(algo: str, column: str, seed: int = 0) -> dict[str, Any]:
         "env": {"id": task.id, "options": task.options},
         "run": {"seed": seed},
     }
-    for more in (_ALL, of_algorithm(algo), COLUMNS[column].config):
+    for more in (_ALL, of_algorithm(algo), COLUMNS[column].config, OF_CELLS.get((algo, column), {})):
+        least = tree.get("stop", {}).get("env_steps", 0)  # a column may raise the number of steps
         tree = config.merge(tree, more)
+        if "env_steps" in tree.get("stop", {}):
+            tree["stop"]["env_steps"] = max(least, tree["stop"]["env_steps"])
     if learns_from(algos.get_config_class(algo)) is DataSets:
         tree = config.merge(tree, {"data": {"input": f"matrix-data-{column}"}})
     if algos.get_config_class(algo).has_teacher:

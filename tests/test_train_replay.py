@@ -109,6 +109,17 @@ def test_every_config_is_built(name, recorded, teacher):
         assert session.run.program is not None
 
 
+@pytest.mark.parametrize("name", [n for n in TASKS if CLASSES[n].has_memory])
+def test_every_replay_is_built_with_memory(name):
+    """Replay of sequences, with the recurrent states that acting records, or without."""
+    overrides = ["network.hidden=[8]", "network.max_seq_len=4", "replay.capacity=400", "replay.batch_size=4"]
+    tree = {"algo": {"name": name}, "env": {"id": TASKS[name], "backend": "jax"}, "network": {"core": {"name": "gru"}}}
+    if CLASSES[name].in_teams:
+        tree["env"]["id"], tree["multi_agent"] = "MultiAgentCartPole-v1", {"group": {"team": ["agent_0", "agent_1"]}}
+    with Session(config.override(tree, overrides)) as session:
+        assert session.run.program is not None
+
+
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in NAMES])
 def test_every_config_trains(name, tmp_path, recorded, teacher):
     cfg = config.load(CONFIGS / f"{name}.yaml")

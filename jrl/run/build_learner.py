@@ -87,9 +87,9 @@ def maker(
     drawn = sizes.sequence_length if algo.sequences else 2  # a transition is an observation and the next
     beside = memory.check_rows(row, columns, length, batch=replay.batch_size * drawn, devices=devices)
     stack, extras = frame_stack(cfg, spec), dict[str, PyTree]()
-    if algo.sequences:  # one environment's memory, as acting hands it on to replay
-        carry = unroll.rollout_like(spec, algo, length=1, num_envs=1).extras["carry"]
-        extras["carry"] = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), carry)
+    recorded = unroll.rollout_like(spec, algo, length=1, num_envs=1).extras if algo.sequences else {}
+    if "carry" in recorded:  # one environment's memory, as acting hands it on to replay
+        extras["carry"] = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), recorded["carry"])
     make = buffers(sizes, algo, spec, devices, num_envs=columns // devices, stack=stack, extras=extras)
     batch_size = replay.batch_size // devices
     if with_data is not None:

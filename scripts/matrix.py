@@ -287,7 +287,7 @@ def line(cell: Cell) -> str:
         what += "".join(f", {value} {name}" for name, value in (cell.proof or {}).items())
     else:
         what = cell.reason
-    return f"{cell.algo:8}{cell.column:18}{cell.status:9}{cell.seconds:5.1f} s  {what}"
+    return f"{cell.algo:11}{cell.column:18}{cell.status:9}{cell.seconds:5.1f} s  {what}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -84,7 +84,7 @@ TASKS = {
 }
 
 
-BOX = ("td3",)  # tried with Box actions where a column leaves the kind open
+BOX = ("td3", "fql")  # tried with Box actions where a column leaves the kind open
 _TEAM = {"group": {"team": ["agent_0", "agent_1"]}}
 
 
@@ -169,7 +169,15 @@ UNLISTED: dict[str, dict[str, Any]] = {
     "fql": {**_REPLAY, "algo": {"lr": 3e-3, "tau": 0.02, "alpha": 0.1, "normalize_q": True}},
     "awr": {**_REPLAY, "algo": {"lr": 3e-3, "beta": 2.0}},
     "alphazero": {**_ON_POLICY, "algo": {"lr": 1e-3}},
-    "muzero": {**_ON_POLICY, "algo": {"lr": 1e-3}},
+    "muzero": {
+        **_ON_POLICY,
+        "algo": {
+            "lr": 3e-3,
+            "circular_buffer_num_batches": 20,
+            "circular_buffer_iterations_per_batch": 64,
+            "search": {"value_scale": 0.02},
+        },
+    },
     "ars": {**_EVOLUTION, "algo": {"lr": 0.05, "noise_std": 0.1}},
     "es": {**_EVOLUTION, "algo": {"lr": 0.05, "noise_std": 0.1}},
     "cma_es": {**_EVOLUTION, "algo": {"noise_std": 0.3, "covariance": "diagonal"}},

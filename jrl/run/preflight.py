@@ -170,6 +170,6 @@ def check_search(cfg: RunConfig, env: JaxEnv | Env | AsyncEnv, policies: Policie
         )
     if policies.several:
         raise InputError(
-            f"algo.name {name}: expected one policy for all agents, which plays both sides, got "
-            f"{len(policies.names)} policies: leave multi_agent out"
+            f"algo.name {name}: expected one policy for all agents, whose actions its search chooses together, got "
+            f"{len(policies.names)} policies: leave multi_agent out, or use ppo"
         )

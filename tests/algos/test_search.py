@@ -283,8 +283,8 @@ def test_without_search_evaluations_act_by_the_network():
         ),
         (
             {"multi_agent": {"mapping": "by_agent"}},
-            r"algo.name alphazero: expected one policy for all agents, which plays both sides, got 2 policies: leave "
-            r"multi_agent out",
+            r"algo.name alphazero: expected one policy for all agents, whose actions its search chooses together, "
+            r"got 2 policies: leave multi_agent out, or use ppo",
         ),
         ({"env": {"id": "SimpleSpread-v0", "num_envs": 4}}, r"expected one agent, or two agents that move in turn"),
     ],

@@ -168,7 +168,12 @@ ALGOS: dict[str, dict[str, Any]] = {
     "alphazero": {**_ON_POLICY, "algo": {"lr": 1e-3}},
     "ars": {**_EVOLUTION, "algo": {"lr": 0.05, "noise_std": 0.1}},
     "es": {**_EVOLUTION, "algo": {"lr": 0.05, "noise_std": 0.1}},
-    "cma_es": {**_EVOLUTION, "algo": {"noise_std": 0.3, "covariance": "diagonal"}},
+    "cma_es": {
+        **_EVOLUTION,
+        "env": {"num_envs": 128},
+        "algo": {"noise_std": 0.3, "covariance": "diagonal"},
+        "stop": {"env_steps": 800_000},
+    },
     "spo": {**_ON_POLICY, "algo": {"lr": 5e-3, "mean_kl": 0.03}},
 }
 # as ALGOS, for algorithms without a row in docs/matrix.md: so few steps do not suffice for each of the tasks

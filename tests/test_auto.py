@@ -162,7 +162,7 @@ def test_a_signal_ends_the_trials(number, tmp_path):
         while not console.exists():
             time.sleep(0.01)
         time.sleep(0.5)
-        found.extend(psutil.Process().children())
+        found.extend(child for child in psutil.Process().children() if str(tmp_path / "trials") in str(child.cmdline()))
         os.kill(os.getpid(), number)
 
     found = []

@@ -166,7 +166,7 @@ def test_a_signal_ends_the_trials(number, tmp_path):
         os.kill(os.getpid(), number)
 
     found = []
-    thread = threading.Thread(target=interrupt)
+    thread = threading.Thread(target=interrupt, daemon=True)
     thread.start()
     with pytest.raises(SystemExit) as ended:
         trials.run(tmp_path, {"rules": "algo: {name: ppo}\n"}, [], seconds=60, at_once=1)

@@ -31,7 +31,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from matrix_tasks import COLUMNS, Task, names, settings, task_of, train_teacher
+from matrix_tasks import COLUMNS, Task, settings, task_of, train_teacher
 
 from jrl import algos, config, spaces
 from jrl.algos import uniform
@@ -294,14 +294,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     p = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    p.add_argument("--algo", nargs="+", choices=algos.names(), default=names(), help="rows (all)")
+    p.add_argument("--algo", nargs="+", choices=algos.names(), default=algos.names(), help="rows (all)")
     p.add_argument("--column", nargs="+", choices=tuple(COLUMNS), default=tuple(COLUMNS), help="columns (all)")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--json", type=Path, help="file for one JSON line per cell")
     p.add_argument("--reuse", type=Path, nargs="+", default=[], help="files of --json, whose cells are not run again")
     p.add_argument("--write", type=Path, help=f"file with {START} and {END} for the table of all cells")
     args = p.parse_args(argv)
-    whole = tuple(args.algo) == names() and len(args.column) == len(COLUMNS)
+    whole = tuple(args.algo) == algos.names() and len(args.column) == len(COLUMNS)
     if args.write and not whole:
         p.error("--write is for the whole table: leave --algo and --column out")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")

@@ -101,7 +101,7 @@ def test_an_empty_cell_is_what_the_library_refuses_before_training(monkeypatch):
 
 def test_every_algorithm_can_be_tried():
     assert set(tasks.ALGOS) <= set(algos.names())
-    assert all(config.from_dict(tasks.settings(algo, "discrete")) for algo in tasks.names() if algo not in tasks.BOX)
+    assert all(config.from_dict(tasks.settings(algo, "discrete")) for algo in algos.names() if algo not in tasks.BOX)
     thresholds = [(task.random, task.threshold, task.best) for task in tasks.TASKS.values()]
     assert all(threshold > (random + best) / 2 - 1e-9 for random, threshold, best in thresholds)
 

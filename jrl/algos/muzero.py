@@ -52,6 +52,14 @@ VALUE = "search_value"  # key of a rollout's extras: the search's value [T, B]
 
 
 @hyperparams
+class ModelSearch(Search):
+    """Options of a search over a learned model."""
+
+    # weight of values against prior logits; not with puct. With 0.1 the search trusts values before they are learned
+    value_scale: Positive = 0.02
+
+
+@hyperparams
 class Config(Common):
     """Hyper-parameters of MuZero; a Schedule is a number or `[[env_steps, value], ...]`."""
 
@@ -61,7 +69,7 @@ class Config(Common):
 
     lr: NonNegativeSchedule = 1e-3
     gamma: Unit = 0.997
-    search: Search = Search()
+    search: ModelSearch = ModelSearch()
     unroll_steps: Few = 5  # steps of the model in a loss
     gae_lambda: Unit = 0.95  # lambda of the value's target, over values of the searches
     latent: Width = 64  # size of the model's states

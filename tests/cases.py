@@ -52,7 +52,11 @@ _CURIOSITY = {"hidden": (8,), "features": 4, "share": 0.5, "num_minibatches": 2}
 _EPSILON = {"exploration": EpsilonGreedy(epsilon=0.2)}
 
 CASES: dict[str, Case] = {
-    "ppo": Case({**_CLIPPED_STEPS, "curiosity": Icm(**_CURIOSITY)}, {**_PROBE_EPOCHS, "adam_eps": 1e-5}, _EPOCHS),
+    "ppo": Case(
+        {**_CLIPPED_STEPS, "normalize_advantage": "minibatch", "curiosity": Icm(**_CURIOSITY)},
+        {**_PROBE_EPOCHS, "adam_eps": 1e-5},
+        _EPOCHS,
+    ),
     "a2c": Case(
         {
             **_RATE, **_STATISTICS, "gae_lambda": 0.9, "normalize_advantage": True, "microbatch_size": 8,

@@ -276,7 +276,7 @@ def gae_rows(
             intrinsic, rollout.mask, value[..., 1], gamma=cfg.curiosity.gamma, gae_lambda=cfg.gae_lambda
         )
         advantage = advantage + schedules.value(cfg.curiosity.coef, state.env_steps) * bonus
-    obs, normalize = agent.observer.recall(state.obs_stats, rollout), cfg.normalize_advantage
+    obs, normalize = agent.observer.recall(state.obs_stats, rollout), bool(cfg.normalize_advantage)
     rows, metrics = make_rows(
         obs,
         rollout,

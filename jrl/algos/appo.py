@@ -109,7 +109,7 @@ def targets(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> tuple[
         rollout,
         *trace,
         value,
-        normalize_advantage=cfg.normalize_advantage,
+        normalize_advantage=bool(cfg.normalize_advantage),
         choice=actor_critic.choice(agent, obs),
         axis_name=agent.axis_name,
     )

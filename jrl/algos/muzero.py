@@ -48,15 +48,8 @@ from jrl.types import ActOut, Algo, Array, Box, Discrete, EnvSpec, Key, Metrics,
 
 DEFAULT_NETWORK = NetworkConfig(activation="relu")
 SHARE = "search"  # key of a rollout's extras: the search's policy [T, B, A]
+VALUE_SCALE = 0.02  # default of search.value_scale: with 0.1 the search trusts values before they are learned
 VALUE = "search_value"  # key of a rollout's extras: the search's value [T, B]
-
-
-@hyperparams
-class ModelSearch(Search):
-    """Options of a search over a learned model."""
-
-    # weight of values against prior logits; not with puct. With 0.1 the search trusts values before they are learned
-    value_scale: Positive = 0.02
 
 
 @hyperparams
@@ -69,7 +62,7 @@ class Config(Common):
 
     lr: NonNegativeSchedule = 1e-3
     gamma: Unit = 0.997
-    search: ModelSearch = ModelSearch()
+    search: Search = Search()
     unroll_steps: Few = 5  # steps of the model in a loss
     gae_lambda: Unit = 0.95  # lambda of the value's target, over values of the searches
     latent: Width = 64  # size of the model's states
@@ -195,7 +188,8 @@ def act(
         return search.Child(reward, jnp.full_like(reward, cfg.gamma), logits, value, latent)
 
     blocked = None if mask is None else ~mask
-    found = search.run(cfg.search, key, search.Root(dist.logits, value, latent), step, blocked, explore=explore)
+    root = search.Root(dist.logits, value, latent)
+    found = search.run(cfg.search, key, root, step, blocked, explore=explore, value_scale=VALUE_SCALE)
     extras = {SHARE: found.share, VALUE: found.value, **agent.observer.record(actor.obs_stats, seen)}
     return ActOut(found.action, carry, extras)
 

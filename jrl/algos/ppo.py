@@ -11,7 +11,7 @@ and statistics are averaged over that axis. Float hyper-parameters are pytree le
 
 import functools
 from dataclasses import replace
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar, Literal, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +48,8 @@ class ClippedSteps(Common):
     ent_coef: NonNegativeSchedule = 0.0  # weight of the entropy bonus
     num_epochs: Count = 4  # passes over a rollout in an update
     num_minibatches: Count = 4  # gradient steps per pass
-    normalize_advantage: bool = True  # to mean 0 and deviation 1 over the rollout's unmasked rows
+    # to mean 0 and deviation 1 over the rollout's unmasked rows, or with `minibatch` over those of each minibatch
+    normalize_advantage: bool | Literal["minibatch"] = True
     max_grad_norm: Positive | None = 0.5
     adam_eps: Positive = 1e-5
     # stops the gradient steps on a rollout once the KL from the policy before the update (appo: the target's) exceeds
@@ -206,6 +207,13 @@ def measured(cfg: ClippedSteps, agent: Agent, params: PyTree, rows: Rows) -> Row
     return replace(rows, kl_log_prob=log_prob, dist=dist)
 
 
+def with_standard_advantage(agent: Agent, rows: Rows) -> Rows:
+    """Returns Rows [N] whose advantages have mean 0 and deviation 1 over the unmasked rows of all devices."""
+    counts, choice = rows.weight > 0, actor_critic.choice(agent, rows.obs)
+    among = parts.weights(counts if choice is None else counts & choice, agent.axis_name)
+    return replace(rows, advantage=parts.standardize(rows.advantage, among, agent.axis_name))
+
+
 def improve(
     cfg: ClippedSteps, agent: Agent, state: State, rows: Rows, memory: PyTree, key: Key
 ) -> tuple[State, Metrics]:
@@ -234,6 +242,8 @@ def improve(
 
     def step(carry, batch: Rows, key: Key | None = None):
         params, opt_state, stopped = carry
+        if cfg.normalize_advantage == "minibatch":
+            batch = with_standard_advantage(agent, batch)
         rows_loss = custom_loss.over_rows(agent.loss, functools.partial(own, key=key), agent.net, metrics=names)
         if isinstance(cfg, Config) and cfg.symmetry is not None:
             rows_loss = symmetries.with_images(cfg.symmetry, agent, rows_loss)

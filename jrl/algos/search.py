@@ -27,7 +27,8 @@ class Search:
     simulations: Few = 32  # nodes that a search adds to its tree, each with one pass of the network
     max_considered_actions: Few = 16  # actions that the root tries; not with puct, which tries all
     max_depth: Few | None = None  # steps from the root to its farthest node; null: simulations
-    value_scale: Positive = 0.1  # weight of values against prior logits; not with puct
+    # weight of values against prior logits; null: 0.1, in a learned model 0.02. Not with puct
+    value_scale: Positive | None = None
     # whether each node scales the values of its actions to [0, 1], for returns of any size; false: for returns in
     # [-1, 1], as of games: equal actions then stay equal. Not with puct
     rescale: bool = True
@@ -98,7 +99,9 @@ def check_states(name: str, env_state: PyTree, num_envs: int) -> None:
             )
 
 
-def run(cfg: Search, key: Key, root: Root, model: Model, blocked: Array | None, *, explore: bool) -> Found:
+def run(
+    cfg: Search, key: Key, root: Root, model: Model, blocked: Array | None, *, explore: bool, value_scale: float = 0.1
+) -> Found:
     """Searches from N roots.
 
     Args:
@@ -109,6 +112,7 @@ def run(cfg: Search, key: Key, root: Root, model: Model, blocked: Array | None, 
       blocked: [N, A] bool, actions that the root must not take; None: none. Inside the tree the logits decide: those of
         blocked actions have to be far below all others.
       explore: whether actions are drawn, as while learning; False: the best action.
+      value_scale: default of `cfg.value_scale`.
     """
     mctx = import_mctx()
 
@@ -117,6 +121,7 @@ def run(cfg: Search, key: Key, root: Root, model: Model, blocked: Array | None, 
         out = mctx.RecurrentFnOutput(reward=reward, discount=discount, prior_logits=logits, value=value)
         return out, node
 
+    scale = value_scale if cfg.value_scale is None else cfg.value_scale
     begin = mctx.RootFnOutput(prior_logits=root.logits, value=root.value, embedding=root.node)
     given = ((), key, begin, step, cfg.simulations, blocked, cfg.max_depth)
     if cfg.kind == "puct":
@@ -126,7 +131,7 @@ def run(cfg: Search, key: Key, root: Root, model: Model, blocked: Array | None, 
 
         def scaled(tree: Any, node: Any) -> Array:
             return mctx.qtransform_completed_by_mix_value(
-                tree, node, value_scale=cfg.value_scale, rescale_values=cfg.rescale
+                tree, node, value_scale=scale, rescale_values=cfg.rescale
             )
 
         considered = min(cfg.max_considered_actions, root.logits.shape[-1])

@@ -737,6 +737,12 @@ def _envs_fault(cfg: Any, devices: int) -> str:
     return ""
 
 
+def _normalised_parts(cfg: Any) -> int:
+    """Returns in how many parts a rollout's advantages are normalised; 0 if they are not."""
+    how = getattr(cfg.algo, "normalize_advantage", False)
+    return cfg.algo.num_minibatches if how == "minibatch" else int(how)
+
+
 def _minibatch_fault(cfg: Any, devices: int) -> str:
     minibatches, own, length = Sizes(cfg).passes.num_minibatches or 1, Sizes(cfg).columns // devices, Sizes(cfg).length
     padded = cfg.rollout.batch_mode != "truncate_episodes"  # whole episodes are padded to a size that divides
@@ -828,14 +834,13 @@ def _capacity_fault(cfg: Any, devices: int) -> str:
 # fmt: off
 SPLITS = (  # conditions (config, number of learning devices)
     Row("env.num_envs devices.learners devices.fake env_runners.num devices.actors", _envs_fault),
-    Row("algo.normalize_advantage env.num_envs rollout.length", lambda c, n: (
-            Sizes(c).columns * Sizes(c).length == 1
+    Row("algo.normalize_advantage algo.num_minibatches env.num_envs rollout.length", lambda c, n: (
+            Sizes(c).columns * Sizes(c).length == _normalised_parts(c)
             and c.env.num_envs % n == 0
             and c.rollout.batch_mode == "truncate_episodes"
-            and getattr(c.algo, "normalize_advantage", False)
         ),
-        "algo.normalize_advantage: a rollout of one row has the normalised advantage 0, so nothing would be learned: "
-        "use a rollout.length of 2 or more, more env.num_envs, or turn it off"),
+        "algo.normalize_advantage: the normalised advantage of a single row is 0, so nothing would be learned: "
+        "use a rollout.length of 2 or more, more env.num_envs, fewer algo.num_minibatches, or turn it off"),
     Row("algo.num_minibatches env.num_envs rollout.length devices.learners devices.fake network.max_seq_len",
         _minibatch_fault),
     Row("replay.train_every rollout.length env.num_envs", lambda c, n: _train_every_fault(c)),

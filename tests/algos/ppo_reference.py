@@ -116,6 +116,9 @@ def reference_update(cfg, env_spec, network, state, rollout, key):
         seen.append([])
         for index in np.asarray(minibatch.shuffle(epoch_key, T, B, cfg.num_minibatches)):
             batch = jax.tree.map(lambda x, index=index: x[index], rows)
+            if cfg.normalize_advantage == "minibatch":
+                own = batch["advantage"][batch["mask"]]
+                batch["advantage"] = (batch["advantage"] - own.mean()) / (own.std() + 1e-8)
             tree = jax.tree.unflatten(treedef, [jnp.float32(x) for x in params])
             grads, metrics = gradient(tree, batch, float(state.own["kl_coef"]))
             seen[-1].append({k: float(v) for k, v in metrics.items()})

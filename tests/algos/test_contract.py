@@ -122,6 +122,7 @@ FLOATS |= {"bc_alpha": 2.5, "value_lr": 1e-3, "top_fraction": 0.5, "normalize_re
 def unset(cfg):
     """Names of the floats that are null, but for those that another key of the Config excludes."""
     excluded = {"target_sigma"} | (set() if cfg.normalize_reward else {"normalize_reward_bound"})
+    excluded |= set() if getattr(cfg, "target_kl", None) is None else {"rpo_alpha"}
     hints = typing.get_type_hints(type(cfg))
     return {n for n, hint in hints.items() if getattr(cfg, n) is None and "float" in str(hint)} - excluded
 

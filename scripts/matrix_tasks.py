@@ -186,7 +186,8 @@ ALGOS: dict[str, dict[str, Any]] = {
     },
 }
 OF_CELLS = {  # settings of one cell; a score tells too little about the parameters of a CNN
-    (algo, "dict observation"): _FLAT for algo in ("ars", "es", "cma_es")
+    **{(algo, "dict observation"): _FLAT for algo in ("ars", "es", "cma_es")},
+    ("muzero", "dict observation"): {"stop": {"env_steps": 48_000}},
 }
 _ALL = {
     "env": {"backend": "jax"},

@@ -130,9 +130,7 @@ def run(
     else:
 
         def scaled(tree: Any, node: Any) -> Array:
-            return mctx.qtransform_completed_by_mix_value(
-                tree, node, value_scale=scale, rescale_values=cfg.rescale
-            )
+            return mctx.qtransform_completed_by_mix_value(tree, node, value_scale=scale, rescale_values=cfg.rescale)
 
         considered = min(cfg.max_considered_actions, root.logits.shape[-1])
         found = mctx.gumbel_muzero_policy(

@@ -37,9 +37,10 @@ python -m jrl.reproduce --list
 python -m jrl.reproduce ppo-pendulum
 ```"""
 HOW = "[How they are compared](reports.md#published-results)."
-TRIED = """Every row that was run is here, with all of its complete seeds: 1, 2, ... Each had one setting. For SAC
-on HalfCheetah [two step sizes](benchmarks.md#sac-on-halfcheetah-v4) were tried. A row with one seed says little:
-its band is wide."""
+TRIED = """Every row that was run is here, with all of its complete seeds: 1, 2, ... Most had one setting. For SAC
+on HalfCheetah [two step sizes](benchmarks.md#sac-on-halfcheetah-v4) were tried, for PPO on HalfCheetah, Hopper and
+Walker2d [two ways to normalise advantages](benchmarks.md#ppo-on-mujoco), on the same seeds; the better one is here.
+A row with one seed says little: its band is wide."""
 
 
 def results() -> dict[str, dict[str, Any]]:

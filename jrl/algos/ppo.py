@@ -207,7 +207,7 @@ def measured(cfg: ClippedSteps, agent: Agent, params: PyTree, rows: Rows) -> Row
     return replace(rows, kl_log_prob=log_prob, dist=dist)
 
 
-def with_standard_advantage(agent: Agent, rows: Rows) -> Rows:
+def with_normalized_advantage(agent: Agent, rows: Rows) -> Rows:
     """Returns Rows [N] whose advantages have mean 0 and deviation 1 over the unmasked rows of all devices."""
     counts, choice = rows.weight > 0, actor_critic.choice(agent, rows.obs)
     among = parts.weights(counts if choice is None else counts & choice, agent.axis_name)
@@ -243,7 +243,7 @@ def improve(
     def step(carry, batch: Rows, key: Key | None = None):
         params, opt_state, stopped = carry
         if cfg.normalize_advantage == "minibatch":
-            batch = with_standard_advantage(agent, batch)
+            batch = with_normalized_advantage(agent, batch)
         rows_loss = custom_loss.over_rows(agent.loss, functools.partial(own, key=key), agent.net, metrics=names)
         if isinstance(cfg, Config) and cfg.symmetry is not None:
             rows_loss = symmetries.with_images(cfg.symmetry, agent, rows_loss)

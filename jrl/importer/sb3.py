@@ -211,7 +211,7 @@ def _hyperparameters(model: Model, notes: list[str]) -> dict[str, Any]:
             minibatches -= 1
         found |= {"num_epochs": _count(data, "n_epochs", 10), "num_minibatches": minibatches}
         if data.get("normalize_advantage", True):
-            found["normalize_advantage"] = "minibatch"
+            found["normalize_advantage"] = "minibatch"  # true is once per rollout
         found["clip_eps"] = number("clip_range", 0.2, "algo.clip_eps")
         if data.get("clip_range_vf") is not None:
             found["value_clip_eps"] = number("clip_range_vf", 0.2, "algo.value_clip_eps")

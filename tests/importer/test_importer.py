@@ -48,6 +48,9 @@ def test_a_model_acts_as_stable_baselines3_does(name, tmp_path, capsys):
     policy, obs = jrl.load(out), np.float32(expected["obs"])
     found = np.stack([np.asarray(policy.act(x)) for x in obs])
     np.testing.assert_allclose(found, np.array(expected["action"]), rtol=1e-6, atol=1e-6)
+    if name == "ppo":
+        algo_section = checkpoint.read_meta(checkpoint.locate(out))["config"]["algo"]
+        assert algo_section["normalize_advantage"] == "minibatch"  # as Stable-Baselines3 normalises
     algo, state = state_of(out)
     assert int(state.env_steps) == expected["steps"]
     outputs = algo.outputs(state, obs)
